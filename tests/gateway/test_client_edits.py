@@ -18,7 +18,7 @@ from keystroke.assist.edit.resolve import parse_answer, resolve
 from keystroke.assist.tool_calls.file_edits import (
     ClientFileEdit,
     check_edit,
-    checked_segment,
+    check_segment,
     edit_call,
     edits_files,
     read_edit,
@@ -102,7 +102,7 @@ def test_a_call_is_written_for_another_result(tool: OfferedTool) -> None:
     ],
 )
 def test_a_damaging_call_is_repaired_or_answered_as_text(content: str, says: str | None) -> None:
-    segment = checked_segment(write(content), FILES, ASKED)
+    segment = check_segment(write(content), FILES, ASKED)
     if says is None:
         assert isinstance(segment, ToolCallSegment)
         assert msgspec.json.decode(segment.payload)["content"].strip() == RIGHT.strip()
@@ -117,7 +117,7 @@ def test_a_file_that_was_not_read_is_judged_by_what_is_written() -> None:
     assert edit is not None
     assert isinstance(check_edit(edit, ASKED), EditFailure)
     fresh = json.dumps({"filePath": "new.py", "content": "def broken(:\n"})
-    assert isinstance(checked_segment(ToolCallSegment(WRITE, fresh), FILES, ASKED), TextSegment)
+    assert isinstance(check_segment(ToolCallSegment(WRITE, fresh), FILES, ASKED), TextSegment)
 
 
 # ── what was read ──

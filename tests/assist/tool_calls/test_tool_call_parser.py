@@ -220,15 +220,15 @@ def test_calls_that_a_grammar_holds_come_out_as_they_are_written(
     answer: str, expected: list[Segment], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whole_calls, "_PATIENCE", 60.0)  # a loaded machine is slow, not wrong
-    assert read(TOOLS, answer, seed, held=True) == expected
+    assert read(TOOLS, answer, seed, constrained=True) == expected
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_an_edit_becomes_a_patch_when_it_is_whole(held: bool) -> None:
+@pytest.mark.parametrize("constrained", [False, True])
+def test_an_edit_becomes_a_patch_when_it_is_whole(constrained: bool) -> None:
     shown = short_toolset([PATCH])
     call = {"name": "replace_lines", "arguments": {"path": "a.py", "old": "x = 1\n", "new": "x = 2\n"}}
     patch = "*** Begin Patch\n*** Update File: a.py\n@@\n-x = 1\n+x = 2\n*** End Patch\n"
-    assert read(shown, f"<tool_call>\n{json.dumps(call)}\n</tool_call>", 3, held=held) == [
+    assert read(shown, f"<tool_call>\n{json.dumps(call)}\n</tool_call>", 3, constrained=constrained) == [
         ToolCallSegment(PATCH, patch)
     ]
 
@@ -255,12 +255,12 @@ FORMATTED = [
 def test_an_answer_that_has_a_form_is_calls_from_end_to_end_or_text(
     answer: str, expected: list[Segment] | None, seed: int
 ) -> None:
-    assert read(TOOLS, answer, seed, held=True, formatted=True) == (expected or [TextSegment(answer)])
+    assert read(TOOLS, answer, seed, constrained=True, formatted=True) == (expected or [TextSegment(answer)])
 
 
 def test_where_one_call_is_wanted_what_follows_it_is_text() -> None:
     call = '{"name": "f", "arguments": {}}'
-    said = read(TOOLS, f"{call}\n{call}", 1, held=True, parallel=False)
+    said = read(TOOLS, f"{call}\n{call}", 1, constrained=True, parallel=False)
     assert said == [ToolCallStart(F), ToolArgumentsDelta("{}"), ToolCallEnd(), TextSegment(call)]
 
 
@@ -274,8 +274,8 @@ def test_without_tools_or_thoughts_text_passes_unchanged(text: str, size: int) -
 
 
 @given(st.text(alphabet='<>{}":,\n `[]name=fx', max_size=80), st.integers(1, 7), st.booleans())
-def test_text_that_is_no_call_loses_nothing_but_white_space(text: str, size: int, held: bool) -> None:
-    parser = AnswerParser(TOOLS, held=held)
+def test_text_that_is_no_call_loses_nothing_but_white_space(text: str, size: int, constrained: bool) -> None:
+    parser = AnswerParser(TOOLS, constrained=constrained)
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     said = [s for p in pieces for s in parser.feed(p)] + parser.finish()
     if all(isinstance(s, TextSegment) for s in said):

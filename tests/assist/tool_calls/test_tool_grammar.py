@@ -213,7 +213,7 @@ def test_a_file_written_this_turn_is_not_created_again(
 
 
 def calls_of(toolset: Toolset, text: str, **kind: bool) -> list[tuple[OfferedTool, str]]:
-    parser = AnswerParser(toolset, held=True, **kind)
+    parser = AnswerParser(toolset, constrained=True, **kind)
     calls: list[tuple[OfferedTool, str]] = []
     for segment in parser.feed(text) + parser.finish():
         if isinstance(segment, ToolCallSegment):

@@ -19,8 +19,8 @@ from keystroke.assist.tool_calls.usable import (
     must_edit_next,
     must_read_first,
     named_files,
+    strip_lead,
     usable_tools,
-    without_lead,
 )
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.grammar.compiler import matcher_for
@@ -279,7 +279,7 @@ def test_all_files_that_the_user_names_are_read_before_a_change() -> None:
     ],
 )
 def test_the_files_at_the_head_of_a_request_are_no_part_of_what_is_to_be_done(asked: str, rest: str) -> None:
-    assert without_lead(asked) == rest
+    assert strip_lead(asked) == rest
 
 
 def test_after_a_change_that_was_all_a_few_words_are_left() -> None:

@@ -40,8 +40,8 @@ def model_repair(
         return None
     if can_check(diagnosis.path):
         project = Project(root)
-        before = _errors(text, root / diagnosis.path, project)
-        if _errors(after, root / diagnosis.path, project) > before:
+        before = _count_errors(text, root / diagnosis.path, project)
+        if _count_errors(after, root / diagnosis.path, project) > before:
             return None
     return Repair(diagnosis.path, Fix("Fix written by the model", edits), "check")
 
@@ -54,5 +54,5 @@ def _same_program(path: str, before: str, after: str) -> bool:
     return before.split() == after.split()
 
 
-def _errors(text: str, path: Path, project: Project) -> int:
+def _count_errors(text: str, path: Path, project: Project) -> int:
     return sum(item.level is Level.ERROR for item in check(text, path, project=project, fixes=False))

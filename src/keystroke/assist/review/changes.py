@@ -54,11 +54,11 @@ def changed_files(
             commit = f"{end or 'HEAD'}^{{commit}}"
             _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", commit, what=revision)
     newer = re.split(r"\.\.\.?", revision)[1] or "HEAD" if ".." in revision else ""
-    base = [revision] if revision else [] if staged else [_head(root)]
+    base = [revision] if revision else [] if staged else [_head_commit(root)]
     options = ["-U0", "--no-color", "--no-ext-diff", "--no-textconv", "--diff-filter=d", "-M"]
     options += ["--src-prefix=a/", "--dst-prefix=b/", *(["--cached"] if staged else [])]
     output = _git(root, "diff", *options, *base, "--")
-    parts = _files(output.decode("utf-8", "surrogateescape"))
+    parts = _parse_diff(output.decode("utf-8", "surrogateescape"))
     if not staged and not revision:
         known = {path for path, *_ in parts}
         listed = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
@@ -108,7 +108,7 @@ def committed_text(root: Path, path: str, commit: str = "HEAD") -> str | None:
         return None
 
 
-def _head(root: Path) -> str:
+def _head_commit(root: Path) -> str:
     """HEAD; of a repository without a commit, the empty tree."""
     try:
         _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
@@ -117,7 +117,7 @@ def _head(root: Path) -> str:
     return "HEAD"
 
 
-def _files(diff: str) -> list[tuple[str, set[int] | None, str]]:
+def _parse_diff(diff: str) -> list[tuple[str, set[int] | None, str]]:
     """Each file of a diff without context: new name, new lines, old name."""
     found: list[tuple[str, set[int] | None, str]] = []
     lines: set[int] = set()
@@ -129,21 +129,21 @@ def _files(diff: str) -> list[tuple[str, set[int] | None, str]]:
                 found.append((path, lines, old))
             path, old, lines, head = "", "", set(), True
         elif head and line.startswith("--- "):
-            old = _unquoted(line[4:].rstrip("\t")).removeprefix("a/")
+            old = _unquote_path(line[4:].rstrip("\t")).removeprefix("a/")
         elif head and line.startswith("+++ "):
-            name = _unquoted(line[4:].rstrip("\t"))
+            name = _unquote_path(line[4:].rstrip("\t"))
             path = name.removeprefix("b/") if name != "/dev/null" else ""
         elif hunk := _HUNK.match(line):
             head = False
             first, count = int(hunk[1]), int(hunk[2]) if hunk[2] is not None else 1
-            # Where lines only went, the one before is the place to look at.
+            # If lines were only removed, the line before them is marked.
             lines.update(range(first, first + count) if count else {max(1, first)})
     if path:
         found.append((path, lines, old))
     return found
 
 
-def _unquoted(name: str) -> str:
+def _unquote_path(name: str) -> str:
     """A path as git writes it in a header: in quotes where it has unusual characters."""
     if not name.startswith('"'):
         return name
@@ -172,9 +172,9 @@ def _git(root: Path, *arguments: str, what: str = "") -> bytes:
         ) from None
     if done.returncode == 0:
         return done.stdout
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    if any("not a git repository" in line for line in said):
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    if any("not a git repository" in line for line in lines):
         raise InputError(f"{root} is not in a git repository; run `git init`, or go to one")
     if what:
         raise NotFound(f"there is no revision {what!r:.80}; name a commit, a branch or A..B")
-    raise InputError(f"git refused: {said[-1][:200] if said else 'no reason given'}")
+    raise InputError(f"git refused: {lines[-1][:200] if lines else 'no reason given'}")

@@ -23,12 +23,12 @@ _LETTER = re.compile(r"\b(A|B|both|neither|none)\b", re.IGNORECASE)
 
 def new_has_defect(file: ChangedFile, line: int, claim: str, writer: Writer) -> bool:
     """Whether the model finds the claimed defect in the new version alone, whichever comes first."""
-    pair = _versions(file, line)
+    pair = _find_versions(file, line)
     if pair is None:
         return False
     old, new = pair
     return all(
-        _asked(writer, _version_question(file.path, claim, *sides)) == letter
+        _ask_letter(writer, _version_question(file.path, claim, *sides)) == letter
         for sides, letter in (((new, old), "a"), ((old, new), "b"))
     )
 
@@ -41,13 +41,13 @@ def _version_question(path: str, claim: str, first: str, second: str) -> str:
     )
 
 
-def _asked(writer: Writer, question: str) -> str:
+def _ask_letter(writer: Writer, question: str) -> str:
     answer = read_answer(writer, _SYSTEM, question, lambda text: len(text) > 40)
     found = _LETTER.search(answer)
     return found[1].lower() if found is not None else ""
 
 
-def _versions(file: ChangedFile, line: int) -> tuple[str, str] | None:
+def _find_versions(file: ChangedFile, line: int) -> tuple[str, str] | None:
     """The definition (or the lines) around a changed line, before and after."""
     if file.before is None:
         return None

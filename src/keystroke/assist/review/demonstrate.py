@@ -48,7 +48,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """A claim that held before and no longer does; or, if it `holds` now, only does now."""
+    """A claim that holds in only one version; `holds`: in the new one."""
 
     claim: Claim
     before: str
@@ -60,59 +60,59 @@ def find_differences(before: str, after: str) -> list[Difference]:
     """One difference per changed definition, failures first. Empty where nothing can be run or nothing
     differs."""
     old, new = pure_part(before), pure_part(after)
-    if old is None or new is None or not (changed := _changed(old, new)):
+    if old is None or new is None or not (changed := _changed_in(old, new)):
         return []
     tried: list[list[tuple[str, list[Any], bool]]] = []
     for name in list(changed)[:MAX_CHANGED]:
-        maker = PlanGenerator(new, name)
-        tried.append([(name, plan, maker.doubtful) for plan in maker.plans(name)])
+        generator = PlanGenerator(new, name)
+        tried.append([(name, plan, generator.doubtful) for plan in generator.plans(name)])
     # Interleave, so that every definition gets some calls if time runs out.
     plans = [plan for row in itertools.zip_longest(*tried) for plan in row if plan is not None]
-    results = _run(ast.unparse(old), ast.unparse(new), [plan for _, plan, _ in plans])
+    results = _run_plans(ast.unparse(old), ast.unparse(new), [plan for _, plan, _ in plans])
     found: dict[str, list[Difference]] = {}
     seen: dict[str, list[ObservedCall]] = {}
     for (name, plan, doubtful), (skipped, outcomes) in zip(plans, results, strict=False):
         call = format_plan(plan, skipped)
-        difference = _difference(name, changed[name], call, outcomes)
-        if (known := _seen(plan, skipped, call, outcomes)) is not None:
-            seen.setdefault(name, []).append(known)
+        difference = _find_difference(name, changed[name], call, outcomes)
+        if (observed := _observe_call(plan, skipped, call, outcomes)) is not None:
+            seen.setdefault(name, []).append(observed)
         if difference is not None:
             if doubtful:
                 difference = replace(difference, broken=False, doubtful=True)
             found.setdefault(name, []).append(difference)
-    together = [_together(of, find_lost_invariant(seen.get(name, ()))) for name, of in found.items()]
+    together = [_most_informative(of, find_lost_invariant(seen.get(name, ()))) for name, of in found.items()]
     return sorted(together, key=lambda item: not item.broken)
 
 
-def _together(found: Sequence[Difference], lack: tuple[ObservedCall, str] | None) -> Difference:
+def _most_informative(found: Sequence[Difference], lost: tuple[ObservedCall, str] | None) -> Difference:
     """The most informative difference: a failure, a lost property, no guessed arguments, a short call."""
-    if lack is not None:
-        found = [replace(item, lost=lack[1]) if item.call == lack[0].call else item for item in found]
+    if lost is not None:
+        found = [replace(item, lost=lost[1]) if item.call == lost[0].call else item for item in found]
     ranked = sorted(
         found, key=lambda item: (not item.broken, not item.lost, item.doubtful, item.meant, len(item.call))
     )
     return ranked[0]
 
 
-def find_contradictions(before: str, after: str, said: Sequence[Claim]) -> list[Contradiction]:
+def find_contradictions(before: str, after: str, claims: Sequence[Claim]) -> list[Contradiction]:
     """Claims that hold in only one of the two versions, with both results."""
     old, new = pure_part(before), pure_part(after)
-    if old is None or new is None or not said:
+    if old is None or new is None or not claims:
         return []
-    results = _run(ast.unparse(old), ast.unparse(new), [list(claim.plan) for claim in said])
+    results = _run_plans(ast.unparse(old), ast.unparse(new), [list(claim.plan) for claim in claims])
     found = []
-    for claim, (_, (first, again, now)) in zip(said, results, strict=False):
+    for claim, (_, (first, again, now)) in zip(claims, results, strict=False):
         if first != again or not first or not now or "broken" in (first[0][0], now[0][0]):
             continue
-        was, gives = _given(first, len(claim.plan)), _given(now, len(claim.plan))
-        held, holds = matches_result(claim.expected, was), matches_result(claim.expected, gives)
-        if held is not holds:
+        was, gives = _last_result(first, len(claim.plan)), _last_result(now, len(claim.plan))
+        held_before, holds = matches_result(claim.expected, was), matches_result(claim.expected, gives)
+        if held_before is not holds:
             found.append(Contradiction(claim, was, gives, holds))
     return found
 
 
-def _given(outcome: list[Any], steps: int) -> str:
-    """What the last step of a plan gave."""
+def _last_result(outcome: list[Any], steps: int) -> str:
+    """The result of a plan's last step."""
     last = outcome[min(steps, len(outcome)) - 1]
     return f"{last[1]}: {last[3]}" if last[0] == "error" else str(last[1]) or "no answer"
 
@@ -127,12 +127,12 @@ def definitions(text: str) -> set[str]:
 def changed_definitions(before: str, after: str) -> dict[str, range]:
     """The definitions whose body changed, with the lines of each."""
     old, new = pure_part(before), pure_part(after)
-    return {} if old is None or new is None else _changed(old, new)
+    return {} if old is None or new is None else _changed_in(old, new)
 
 
-def _changed(old: ast.Module, new: ast.Module) -> dict[str, range]:
+def _changed_in(old: ast.Module, new: ast.Module) -> dict[str, range]:
     """Definitions in both versions with the same parameters and another body, and their lines."""
-    before, after = _definitions(old), _definitions(new)
+    before, after = _list_functions(old), _list_functions(new)
     result = {}
     for name, node in after.items():
         other = before.get(name)
@@ -143,7 +143,7 @@ def _changed(old: ast.Module, new: ast.Module) -> dict[str, range]:
     return result
 
 
-def _definitions(module: ast.Module) -> dict[str, ast.FunctionDef]:
+def _list_functions(module: ast.Module) -> dict[str, ast.FunctionDef]:
     found: dict[str, ast.FunctionDef] = {}
     for node in module.body:
         if isinstance(node, ast.FunctionDef):
@@ -153,7 +153,7 @@ def _definitions(module: ast.Module) -> dict[str, ast.FunctionDef]:
     return found
 
 
-def _difference(name: str, lines: range, call: str, outcomes: list[Any]) -> Difference | None:
+def _find_difference(name: str, lines: range, call: str, outcomes: list[Any]) -> Difference | None:
     first, again, now = outcomes
     if first != again or first == now or not first or first[-1][0] in ("broken", "endless"):
         return None
@@ -178,7 +178,7 @@ def _difference(name: str, lines: range, call: str, outcomes: list[Any]) -> Diff
     return None
 
 
-def _seen(plan: list[Any], skipped: list[int], call: str, outcomes: list[Any]) -> ObservedCall | None:
+def _observe_call(plan: list[Any], skipped: list[int], call: str, outcomes: list[Any]) -> ObservedCall | None:
     """The results of the tested call in both versions; None where one of them failed."""
     target = max(n for n, step in enumerate(plan) if not step.get("before") and not step.get("after"))
     at = target - sum(number < target for number in skipped)
@@ -191,7 +191,7 @@ def _seen(plan: list[Any], skipped: list[int], call: str, outcomes: list[Any]) -
     return ObservedCall(call, plain, literal(first[at][1]), literal(now[at][1]))
 
 
-def _run(before: str, after: str, plans: list[Any]) -> list[Any]:
+def _run_plans(before: str, after: str, plans: list[Any]) -> list[Any]:
     job = json.dumps(
         {"before": before, "after": after, "plans": plans, "modules": sorted(MODULES), "seconds": SECONDS / 2}
     )
@@ -203,7 +203,7 @@ def _run(before: str, after: str, plans: list[Any]) -> list[Any]:
             timeout=SECONDS,
             check=False,
             cwd="/" if sys.platform != "win32" else None,
-            preexec_fn=_limit if sys.platform != "win32" else None,
+            preexec_fn=_limit_resources if sys.platform != "win32" else None,
         )
         answer = json.loads(done.stdout) if done.returncode == 0 else []
     except (OSError, subprocess.TimeoutExpired, ValueError):
@@ -211,7 +211,7 @@ def _run(before: str, after: str, plans: list[Any]) -> list[Any]:
     return answer if isinstance(answer, list) else []
 
 
-def _limit() -> None:
+def _limit_resources() -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS), int(SECONDS)))

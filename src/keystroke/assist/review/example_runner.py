@@ -49,7 +49,7 @@ def install_audit_hook(harmless: frozenset[str] = _HARMLESS, end: Callable[[int]
 
 
 @functools.cache
-def _compiled(source: str) -> list[types.CodeType]:
+def _compile_statements(source: str) -> list[types.CodeType]:
     """One code object per statement, so that one that fails does not prevent the others."""
     parts = ast.parse(source).body
     flags = 0
@@ -71,71 +71,73 @@ class ModuleVersion:
     def __init__(self, source: str, modules: frozenset[str]) -> None:
         known = {name: getattr(builtins, name) for name in dir(builtins) if name not in _MISSING}
 
-        def imported(name: str, *rest: Any) -> Any:
+        def import_module(name: str, *rest: Any) -> Any:
             if name.partition(".")[0] not in modules:
                 raise ImportError(name)
             return __import__(name, *rest)
 
-        known["__import__"] = imported
+        known["__import__"] = import_module
         known["print"] = lambda *values, **named: None
         module = types.ModuleType("example")
         sys.modules["example"] = module  # dataclasses look their module up
         self.names = vars(module)
         self.names["__builtins__"] = known
         self.lines = source.split("\n")
-        for part in _compiled(source):
+        for part in _compile_statements(source):
             with contextlib.suppress(Exception):
                 exec(part, self.names)
 
-    def outcome(self, plan: list[Any], skipped: list[int]) -> list[Any]:
+    def run_plan(self, plan: list[Any], skipped: list[int]) -> list[Any]:
         """The result of each step: a value as text, or the error and whether a `raise` raised it."""
-        made: list[Any] = []
+        values: list[Any] = []
         results: list[Any] = []
         for number, step in enumerate(plan):
             if number in skipped:
-                made.append(None)
+                values.append(None)
                 continue
             try:
-                value = self._given(step, made)
-                made.append(value)
-                results.append(["value", shown_value(value)])
+                value = self._run_step(step, values)
+                values.append(value)
+                results.append(["value", show_value(value)])
             except MissingDefinition:
                 return [["broken", "Missing"]]
             except TimeLimitReached:
                 return [*results, ["endless", ""]]
             except Exception as error:
-                results.append(["error", type(error).__name__, self._meant(error), str(error)[:120]])
+                results.append(
+                    ["error", type(error).__name__, self._was_raised_on_purpose(error), str(error)[:120]]
+                )
                 return results
-        own = [value for value in made if type(value).__module__ == "example"]
-        return [*results, *(["state", shown_value(_fields(value))] for value in own)]
+        own = [value for value in values if type(value).__module__ == "example"]
+        return [*results, *(["state", show_value(_fields(value))] for value in own)]
 
-    def failing(self, plan: list[Any]) -> list[int]:
+    def failing_steps(self, plan: list[Any]) -> list[int]:
         """The preparing steps that fail; they are skipped."""
-        made: list[Any] = []
+        values: list[Any] = []
         failed: list[int] = []
         for number, step in enumerate(plan):
             try:
-                made.append(self._given(step, made))
+                values.append(self._run_step(step, values))
             except Exception:
-                made.append(None)
+                values.append(None)
                 if not step.get("before"):
                     break
                 failed.append(number)
         return failed
 
-    def _given(self, step: Any, made: list[Any]) -> Any:
-        value = self._value(step, made)
+    def _run_step(self, step: Any, values: list[Any]) -> Any:
+        value = self._value(step, values)
         return list(itertools.islice(value, 8)) if hasattr(value, "__next__") else value
 
-    def _value(self, item: Any, made: list[Any]) -> Any:
+    def _value(self, item: Any, values: list[Any]) -> Any:
         if not isinstance(item, dict):
-            return [self._value(part, made) for part in item] if isinstance(item, list) else item
+            return [self._value(part, values) for part in item] if isinstance(item, list) else item
         if "tuple" in item:
-            return tuple(self._value(part, made) for part in item["tuple"])
+            return tuple(self._value(part, values) for part in item["tuple"])
         if "dict" in item:
-            return {self._value(k, made): self._value(v, made) for k, v in item["dict"]}
+            return {self._value(k, values): self._value(v, values) for k, v in item["dict"]}
         if "set" in item:
-            return {self._value(part, made) for part in item["set"]}
+            return {self._value(part, values) for part in item["set"]}
         if "date" in item:
             return datetime.date(*item["date"])
         if "time" in item:
@@ -145,18 +147,18 @@ class ModuleVersion:
         if "function" in item:
             return _FUNCTIONS[item["function"]]
         if "step" in item:
-            return made[item["step"]]
-        arguments = [self._value(part, made) for part in item["arguments"]]
-        named = {name: self._value(part, made) for name, part in item.get("named", {}).items()}
+            return values[item["step"]]
+        arguments = [self._value(part, values) for part in item["arguments"]]
+        named = {name: self._value(part, values) for name, part in item.get("named", {}).items()}
         if "on" in item:
-            target = made[item["on"]]
+            target = values[item["on"]]
             value = getattr(target, item["call"])
             return value(*arguments, **named) if callable(value) else value
         if item["call"] not in self.names:
             raise MissingDefinition
         return self.names[item["call"]](*arguments, **named)
 
-    def _meant(self, error: Exception) -> bool:
+    def _was_raised_on_purpose(self, error: Exception) -> bool:
         """Whether the module raised it itself."""
         number, step = None, error.__traceback__
         while step is not None:
@@ -184,17 +186,15 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: item for name, item in fields.items() if not callable(item)}
 
 
-def shown_value(value: Any) -> str:
+def show_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.9g}"
     if type(value).__module__ == "example" and "__repr__" not in vars(type(value)):
-        return f"{type(value).__name__}({shown_value(_fields(value))})"[:_LONGEST]
+        return f"{type(value).__name__}({show_value(_fields(value))})"[:_LONGEST]
     if isinstance(value, dict):
-        return (
-            "{" + ", ".join(f"{shown_value(k)}: {shown_value(v)}" for k, v in value.items())[:_LONGEST] + "}"
-        )
+        return "{" + ", ".join(f"{show_value(k)}: {show_value(v)}" for k, v in value.items())[:_LONGEST] + "}"
     if isinstance(value, list | tuple):
-        return f"{type(value).__name__}[{', '.join(map(shown_value, value))}]"[:_LONGEST]
+        return f"{type(value).__name__}[{', '.join(map(show_value, value))}]"[:_LONGEST]
     text = repr(value)
     return text if " at 0x" not in text else type(value).__name__
 
@@ -206,14 +206,14 @@ def main() -> None:
         importlib.import_module(name)
     answer = sys.stdout  # opened already
     if hasattr(signal, "SIGVTALRM"):
-        signal.signal(signal.SIGVTALRM, _endless)
+        signal.signal(signal.SIGVTALRM, _stop_step)
     install_audit_hook()
     until = time.monotonic() + job["seconds"]
     results: list[Any] = []
     for plan in job["plans"]:
         if time.monotonic() > until:
             break  # report what was run so far
-        results.append(_tried(job["before"], job["after"], plan, modules))
+        results.append(_run_plan(job["before"], job["after"], plan, modules))
         if any(step[0] == "endless" for outcome in results[-1][1] for step in outcome):
             break
     json.dump(results, answer)
@@ -221,33 +221,33 @@ def main() -> None:
     os._exit(0)  # no exit handlers
 
 
-def _tried(before: str, after: str, plan: list[Any], modules: frozenset[str]) -> list[Any]:
+def _run_plan(before: str, after: str, plan: list[Any], modules: frozenset[str]) -> list[Any]:
     """The steps that are skipped because they fail in the old version, then the results of the others: twice
     in the old version and once in the new one."""
     results: list[Any] = []
     skipped: list[int] = []
     for number, source in enumerate((before, before, before, after)):
         try:
-            _limited(LONGEST)
+            _limit_time(LONGEST)
             version = ModuleVersion(source, modules)
             if number == 0:
-                skipped = version.failing(plan)
+                skipped = version.failing_steps(plan)
             else:
-                results.append(version.outcome(plan, skipped))
+                results.append(version.run_plan(plan, skipped))
         except (Exception, TimeLimitReached) as error:
             results.append([["broken", type(error).__name__]])
         finally:
-            _limited(0)
+            _limit_time(0)
     return [skipped, results[-3:]]
 
 
-def _limited(seconds: float) -> None:
+def _limit_time(seconds: float) -> None:
     """Limit processor time, which does not depend on the load of the machine."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
 
 
-def _endless(number: int, frame: Any) -> None:
+def _stop_step(number: int, frame: Any) -> None:
     raise TimeLimitReached
 
 

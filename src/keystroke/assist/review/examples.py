@@ -70,7 +70,9 @@ class PlanGenerator:
             n.value for n in ast.walk(module) if isinstance(n, ast.Constant) and isinstance(n.value, str)
         }
         self._words = sorted(word for word in words if 0 < len(word) <= 12 and "\n" not in word)
-        self._matching = [text for node in ast.walk(module) for text in _matching(node, self._random)]
+        self._matching_texts = [
+            text for node in ast.walk(module) for text in _matching_texts(node, self._random)
+        ]
         self._quoted = sorted({a or b for word in words for a, b in _QUOTED.findall(word)})
         self.doubtful = False  # the last plan has a guessed argument
 
@@ -84,10 +86,10 @@ class PlanGenerator:
                 function = self._functions.get(method)
                 if function is None:
                     return
-                plan.append({"call": method, "arguments": self._arguments(function.args, plan, 0)})
+                plan.append({"call": method, "arguments": self._make_arguments(function.args, plan, 0)})
                 yield plan
                 continue
-            made = self._object(owner, plan, 0)
+            made = self._make_object(owner, plan, 0)
             if made is None:
                 return
             if method != "__init__":
@@ -98,34 +100,34 @@ class PlanGenerator:
                 # Earlier calls change an object's state, so a second call may show a difference.
                 earlier = [*others, target, target]
                 for other in self._random.choices(earlier, k=self._random.randint(0, _WARM)):
-                    plan.append({**self._call(made, other, plan), "before": True})
-                plan.append(self._call(made, target, plan))
+                    plan.append({**self._make_call(made, other, plan), "before": True})
+                plan.append(self._make_call(made, target, plan))
                 reader = self._random.choice(others) if others else None
                 if reader is not None and len(reader.args.args) == 1:
-                    plan.append({**self._call(made, reader, plan), "after": True})
+                    plan.append({**self._make_call(made, reader, plan), "after": True})
             yield plan
 
-    def _call(self, made: int, method: ast.FunctionDef, plan: list[Any]) -> dict[str, Any]:
+    def _make_call(self, made: int, method: ast.FunctionDef, plan: list[Any]) -> dict[str, Any]:
         decorated = {d.id for d in method.decorator_list if isinstance(d, ast.Name)}
-        arguments = [] if "property" in decorated else self._arguments(method.args, plan, 1)
+        arguments = [] if "property" in decorated else self._make_arguments(method.args, plan, 1)
         return {"on": made, "call": method.name, "arguments": arguments}
 
     def _methods(self, owner: str) -> list[ast.FunctionDef]:
         body = self._classes[owner].body if owner in self._classes else []
         return [node for node in body if isinstance(node, ast.FunctionDef)]
 
-    def _object(self, name: str, plan: list[Any], depth: int) -> int | None:
+    def _make_object(self, name: str, plan: list[Any], depth: int) -> int | None:
         """Add a step that creates an object of a class; its number."""
         node = self._classes.get(name)
         if node is None or depth > 2:
             return None
         init = next((m for m in self._methods(name) if m.name == "__init__"), None)
         if init is not None:
-            arguments = self._arguments(init.args, plan, 1, depth + 1)
-        elif any(_decorator(d) == "dataclass" for d in node.decorator_list):
+            arguments = self._make_arguments(init.args, plan, 1, depth + 1)
+        elif any(_decorator_name(d) == "dataclass" for d in node.decorator_list):
             needed = [f for f in node.body if isinstance(f, ast.AnnAssign) and f.value is None]
             arguments = [
-                self._argument(f.target.id, f.annotation, plan, depth + 1)
+                self._make_argument(f.target.id, f.annotation, plan, depth + 1)
                 for f in needed
                 if isinstance(f.target, ast.Name)
             ]
@@ -135,19 +137,19 @@ class PlanGenerator:
         made = len(plan) - 1
         others = [m for m in self._methods(name) if not m.name.startswith("_")] if depth else []
         if others and self._random.random() < 0.4:
-            plan.append(self._call(made, self._random.choice(others), plan))
+            plan.append(self._make_call(made, self._random.choice(others), plan))
         return made
 
-    def _arguments(self, given: ast.arguments, plan: list[Any], skip: int, depth: int = 0) -> list[Any]:
+    def _make_arguments(self, given: ast.arguments, plan: list[Any], skip: int, depth: int = 0) -> list[Any]:
         names = [*given.posonlyargs, *given.args]
         defaults = [*([None] * (len(names) - len(given.defaults))), *given.defaults]
         pairs = list(zip(names, defaults, strict=True))[skip:]
         optional = len(given.defaults)
         if optional and self._random.random() < 0.5:
             pairs = pairs[: len(pairs) - self._random.randint(0, min(optional, len(pairs)))]
-        return [self._argument(i.arg, i.annotation, plan, depth, default) for i, default in pairs]
+        return [self._make_argument(i.arg, i.annotation, plan, depth, default) for i, default in pairs]
 
-    def _argument(
+    def _make_argument(
         self,
         name: str,
         annotation: ast.expr | None,
@@ -155,20 +157,20 @@ class PlanGenerator:
         depth: int,
         default: ast.expr | None = None,
     ) -> Any:
-        kind = _annotated(annotation) or _defaulted(default) or self._kind(name)
+        kind = _kind_of_annotation(annotation) or _kind_of_default(default) or self._kind_of_name(name)
         if kind in self._classes:
-            step = self._object(kind, plan, depth)
+            step = self._make_object(kind, plan, depth)
             return {"step": step} if step is not None else None
-        return self._value(kind, name, plan, depth)
+        return self._make_value(kind, name, plan, depth)
 
-    def _kind(self, name: str) -> str:
+    def _kind_of_name(self, name: str) -> str:
         plain = name.strip("_").lower()
         for known in self._classes:
             if known.lower() in (plain, plain.rstrip("s")) or (plain == "other" and len(self._classes) == 1):
                 return known if known.lower() == plain or plain == "other" else "objects"
         return _KINDS.get(plain) or _KINDS.get(plain.rpartition("_")[2]) or "any"
 
-    def _value(self, kind: str, name: str, plan: list[Any], depth: int) -> Any:
+    def _make_value(self, kind: str, name: str, plan: list[Any], depth: int) -> Any:
         pick = self._random.choice
         if kind in _VALUES:
             return pick(_VALUES[kind])
@@ -177,36 +179,46 @@ class PlanGenerator:
             return {tag: pick(values)}
         match kind:
             case "text" | "str":
-                return pick([*_TEXTS, *self._words, *self._quoted, *3 * self._matching])
+                return pick([*_TEXTS, *self._words, *self._quoted, *3 * self._matching_texts])
             case "objects":
-                return self._objects(name, plan, depth)
+                return self._make_objects(name, plan, depth)
             case "dict" | "mapping":
-                return self._dict()
+                return self._make_dict()
             case "texts or ints" | "list":
                 words = self._random.choices(self._words, k=self._random.randint(1, 4)) if self._words else []
                 return pick(
-                    [[], [1], [3, 1, 2], ["a", "b"], ["x"], list(range(50)), words, words, self._matching]
+                    [
+                        [],
+                        [1],
+                        [3, 1, 2],
+                        ["a", "b"],
+                        ["x"],
+                        list(range(50)),
+                        words,
+                        words,
+                        self._matching_texts,
+                    ]
                 )
         self.doubtful = True
         return pick([*_INTS, *_TEXTS[:4], [1, 2, 3], [], None])
 
-    def _dict(self) -> Any:
+    def _make_dict(self) -> Any:
         """Keys that occur in the module, with values of all kinds."""
         pick = self._random.choice
         values = [*_INTS, *_TEXTS, "true", "500", 500, {"dict": [["b", 2]]}]
         keys = self._random.sample(self._words, min(len(self._words), self._random.randint(0, 4)))
         return {"dict": [[key, pick(values)] for key in keys or pick([[], ["a"]])]}
 
-    def _objects(self, name: str, plan: list[Any], depth: int) -> Any:
+    def _make_objects(self, name: str, plan: list[Any], depth: int) -> Any:
         single = name.rstrip("s").lower()
         known = next((c for c in self._classes if c.lower() == single), next(iter(self._classes), None))
         if known is None or depth > 1:
             return self._random.choice([[], [1, 2], ["a"]])
-        steps = [self._object(known, plan, depth + 1) for _ in range(self._random.randint(0, 3))]
+        steps = [self._make_object(known, plan, depth + 1) for _ in range(self._random.randint(0, 3))]
         return [{"step": step} for step in steps if step is not None]
 
 
-def _annotated(annotation: ast.expr | None) -> str:
+def _kind_of_annotation(annotation: ast.expr | None) -> str:
     if annotation is None:
         return ""
     text = ast.unparse(annotation).strip("'\"")
@@ -215,7 +227,7 @@ def _annotated(annotation: ast.expr | None) -> str:
     return text.removesuffix(" | None").removeprefix("Optional[").removesuffix("]")
 
 
-def _defaulted(default: ast.expr | None) -> str:
+def _kind_of_default(default: ast.expr | None) -> str:
     """The kind of a parameter by its default."""
     if isinstance(default, ast.Constant) and default.value is not None:
         kind = type(default.value).__name__
@@ -228,7 +240,7 @@ def _defaulted(default: ast.expr | None) -> str:
 # ── texts from the module ──
 
 
-def _matching(node: ast.AST, chance: random.Random) -> list[str]:
+def _matching_texts(node: ast.AST, chance: random.Random) -> list[str]:
     """Texts that match a regular expression of the module."""
     if not (isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute)):
         return []
@@ -239,12 +251,12 @@ def _matching(node: ast.AST, chance: random.Random) -> list[str]:
         return []
     try:
         parsed = _parser.parse(pattern.value)
-        return list(dict.fromkeys(_written(parsed, chance) for _ in range(4)))
+        return list(dict.fromkeys(_text_for_pattern(parsed, chance) for _ in range(4)))
     except (re.error, RecursionError, OverflowError, ValueError):
         return []
 
 
-def _written(parsed: Any, chance: random.Random) -> str:
+def _text_for_pattern(parsed: Any, chance: random.Random) -> str:
     """A text for a parsed pattern; lookarounds are ignored."""
     out = ""
     for op, given in parsed:
@@ -256,24 +268,24 @@ def _written(parsed: Any, chance: random.Random) -> str:
             case "ANY":
                 out += chance.choice("ab1 ")
             case "IN":
-                out += _one_of(given, chance)
+                out += _character_for_set(given, chance)
             case "BRANCH":
-                out += _written(chance.choice(given[1]), chance)
+                out += _text_for_pattern(chance.choice(given[1]), chance)
             case "SUBPATTERN":
-                out += _written(given[3], chance)
+                out += _text_for_pattern(given[3], chance)
             case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
                 low, high, part = given
                 times = chance.randint(low, max(low, min(int(high), low + 2)))
-                out += "".join(_written(part, chance) for _ in range(times))
+                out += "".join(_text_for_pattern(part, chance) for _ in range(times))
             case "ATOMIC_GROUP":
-                out += _written(given, chance)
+                out += _text_for_pattern(given, chance)
     return out
 
 
 _CLASSES = {"CATEGORY_DIGIT": "0123456789", "CATEGORY_SPACE": " ", "CATEGORY_WORD": "abcxyz019_"}
 
 
-def _one_of(items: Any, chance: random.Random) -> str:
+def _character_for_set(items: Any, chance: random.Random) -> str:
     letters = ""
     for op, given in items:
         if str(op) == "LITERAL":
@@ -288,7 +300,7 @@ def _one_of(items: Any, chance: random.Random) -> str:
     return chance.choice(letters or "x")
 
 
-def _decorator(node: ast.expr) -> str:
+def _decorator_name(node: ast.expr) -> str:
     if isinstance(node, ast.Call):
         node = node.func
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
@@ -312,9 +324,9 @@ def format_plan(plan: Sequence[Any], skipped: Collection[int] = ()) -> str:
         if i in skipped:
             continue
         if i in names:
-            parts.append(f"{names[i]} = {_step(step, plan, names)}")
+            parts.append(f"{names[i]} = {_format_step(step, plan, names)}")
         elif not users[i]:
-            parts.append(_step(step, plan, names))
+            parts.append(_format_step(step, plan, names))
     return "; ".join(parts)
 
 
@@ -324,9 +336,9 @@ def _uses(item: Any, step: int) -> bool:
     return isinstance(item, list) and any(_uses(part, step) for part in item)
 
 
-def _step(item: Any, plan: Sequence[Any], names: Mapping[int, str]) -> str:
+def _format_step(item: Any, plan: Sequence[Any], names: Mapping[int, str]) -> str:
     def of(part: Any) -> str:
-        return _step(part, plan, names)
+        return _format_step(part, plan, names)
 
     def made(step: int) -> str:
         return names[step] if step in names else of(plan[step])

@@ -37,14 +37,14 @@ def claims_from_tests(root: Path, path: str, names: Collection[str]) -> Iterator
     """Claims from the project's tests about a module's definitions, each with the test file's path."""
     module = Path(path).stem
     wanted = re.compile(rf"\b(?:from|import)\s+[\w.]*\b{re.escape(module)}\b")
-    looked = 0
+    count = 0
     for file in sorted(root.rglob("*.py")):
         name = file.relative_to(root)
         hidden = any(part.startswith(".") or part in _SKIPPED for part in name.parts)
         if hidden or not (name.name.startswith("test_") or name.stem.endswith("_test")):
             continue
-        looked += 1
-        if looked > TESTS:
+        count += 1
+        if count > TESTS:
             return
         try:
             if file.stat().st_size > _SIZE or file.is_symlink():

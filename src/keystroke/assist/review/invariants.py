@@ -39,17 +39,17 @@ def literal(text: str) -> Any:
 
 def matches_result(expected: str, result: str) -> bool:
     """Whether `expected` matches a result: the same error, or the same value up to rounding."""
-    if error := _error(result):
+    if error := _error_name(result):
         return expected.startswith(error)
-    return _same(literal(expected), literal(result))
+    return _is_same_value(literal(expected), literal(result))
 
 
-def _error(result: str) -> str:
+def _error_name(result: str) -> str:
     found = re.match(r"([A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration)): ", result)
     return found[1] if found is not None else ""
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_same_value(a: Any, b: Any) -> bool:
     if a is UNKNOWN or b is UNKNOWN:
         return False
     if isinstance(a, bool) or isinstance(b, bool):
@@ -57,9 +57,9 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, int | float) and isinstance(b, int | float):
         return math.isclose(a, b, rel_tol=5e-3, abs_tol=1e-9)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(_is_same_value, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_is_same_value(a[key], b[key]) for key in a)
     return bool(a == b)
 
 
@@ -90,55 +90,55 @@ def find_lost_invariant(seen: Sequence[ObservedCall]) -> tuple[ObservedCall, str
 _About = Callable[[ObservedCall, Any], bool]
 
 
-def _number(item: ObservedCall, value: Any) -> bool:
+def _is_number(item: ObservedCall, value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _sequence(item: ObservedCall, value: Any) -> bool:
+def _is_sequence(item: ObservedCall, value: Any) -> bool:
     return isinstance(value, list) and len(value) > 1
 
 
-def _numbers(item: ObservedCall, value: Any) -> bool:
-    return _sequence(item, value) and all(_number(item, part) for part in value)
+def _is_numbers(item: ObservedCall, value: Any) -> bool:
+    return _is_sequence(item, value) and all(_is_number(item, part) for part in value)
 
 
-def _text(item: ObservedCall, value: Any) -> bool:
+def _is_text(item: ObservedCall, value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _ordered(value: Any) -> bool:
+def _is_ordered(value: Any) -> bool:
     try:
         return all(a <= b for a, b in itertools.pairwise(value))
     except TypeError:
         return False
 
 
-def _distinct(value: Any) -> bool:
+def _is_distinct(value: Any) -> bool:
     return len({repr(part) for part in value}) == len(value)
 
 
-def _limits(item: ObservedCall) -> list[float]:
-    return [part for part in item.arguments if _number(item, part)]
+def _numeric_arguments(item: ObservedCall) -> list[float]:
+    return [part for part in item.arguments if _is_number(item, part)]
 
 
-def _under(item: ObservedCall, value: Any) -> bool:
+def _is_under_limit(item: ObservedCall, value: Any) -> bool:
     """Whether no number of the result exceeds the largest numeric argument."""
     numbers = value if isinstance(value, list) else [value]
-    limits = _limits(item)
+    limits = _numeric_arguments(item)
     return not limits or max(numbers, default=0) <= max(limits)
 
 
 _INVARIANTS: tuple[tuple[str, _About, _About], ...] = (
-    ("it was never negative", _number, lambda item, value: value >= 0),
-    ("no value was negative", _numbers, lambda item, value: min(value) >= 0),
-    ("it was in order", _sequence, lambda item, value: _ordered(value)),
-    ("nothing was in it twice", _sequence, lambda item, value: _distinct(value)),
+    ("it was never negative", _is_number, lambda item, value: value >= 0),
+    ("no value was negative", _is_numbers, lambda item, value: min(value) >= 0),
+    ("it was in order", _is_sequence, lambda item, value: _is_ordered(value)),
+    ("nothing was in it twice", _is_sequence, lambda item, value: _is_distinct(value)),
     (
         "it began and ended with a letter or a digit",
-        _text,
+        _is_text,
         lambda item, value: value[0].isalnum() and value[-1].isalnum(),
     ),
-    ("it had no white space at its ends", _text, lambda item, value: value == value.strip()),
-    ("it was never above the largest number that was given", _number, _under),
-    ("no value was above the largest number that was given", _numbers, _under),
+    ("it had no white space at its ends", _is_text, lambda item, value: value == value.strip()),
+    ("it was never above the largest number that was given", _is_number, _is_under_limit),
+    ("no value was above the largest number that was given", _is_numbers, _is_under_limit),
 )

@@ -28,7 +28,7 @@ _GRAVE = ("F", "E9", "PLE", "B0", "S", "ASYNC")
 
 def find_ruff(root: Path) -> str | None:
     """The program to run; None where the project does not use it or it is not there."""
-    if not _configured(root):
+    if not _is_configured(root):
         return None
     beside = Path(sys.executable).with_name("ruff")
     found = str(beside) if beside.exists() else shutil.which("ruff")
@@ -38,7 +38,7 @@ def find_ruff(root: Path) -> str | None:
     return found
 
 
-def _configured(root: Path) -> bool:
+def _is_configured(root: Path) -> bool:
     if any((root / name).is_file() for name in ("ruff.toml", ".ruff.toml")):
         return True
     try:
@@ -53,7 +53,7 @@ def lint(program: str, root: Path, file: ChangedFile) -> list[ReviewFinding]:
     """What ruff says about the changed lines of a file."""
     document = Document(file.text)
     found: list[ReviewFinding] = []
-    for item in _asked(program, root, file.path, file.text):
+    for item in _run_ruff(program, root, file.path, file.text):
         line = int(item["location"]["row"])
         if line not in file.lines:
             continue
@@ -62,7 +62,7 @@ def lint(program: str, root: Path, file: ChangedFile) -> list[ReviewFinding]:
         severity = Severity.MEDIUM if code.startswith(_GRAVE) else Severity.LOW
         if code == "invalid-syntax":
             severity = Severity.HIGH
-        fix = _proved(program, root, file, item, document) if len(found) < MAX_PROOFS else None
+        fix = _prove_fix(program, root, file, item, document) if len(found) < MAX_PROOFS else None
         column = int(item["location"]["column"])
         message = " ".join(str(item["message"]).split())
         found.append(
@@ -73,7 +73,7 @@ def lint(program: str, root: Path, file: ChangedFile) -> list[ReviewFinding]:
     return found
 
 
-def _asked(program: str, root: Path, path: str, text: str) -> list[Any]:
+def _run_ruff(program: str, root: Path, path: str, text: str) -> list[Any]:
     command = [program, "check", "--output-format", "json", "--no-cache", "--force-exclude", "--exit-zero"]
     try:
         done = subprocess.run(
@@ -90,15 +90,17 @@ def _asked(program: str, root: Path, path: str, text: str) -> list[Any]:
     except OSError as error:
         raise InputError(f"ruff cannot be run: {error.strerror}") from None
     except msgspec.DecodeError:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise InputError(f"ruff failed on {path}: {said[0][:200] if said else 'no answer'}") from None
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise InputError(f"ruff failed on {path}: {lines[0][:200] if lines else 'no answer'}") from None
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise InputError(f"ruff refused: {said[0][:200] if said else done.returncode}")
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise InputError(f"ruff refused: {lines[0][:200] if lines else done.returncode}")
     return answer if isinstance(answer, list) else []
 
 
-def _proved(program: str, root: Path, file: ChangedFile, item: Any, document: Document) -> ReviewFix | None:
+def _prove_fix(
+    program: str, root: Path, file: ChangedFile, item: Any, document: Document
+) -> ReviewFix | None:
     fix = item.get("fix")
     if not fix or fix.get("applicability") != "safe":
         return None
@@ -106,8 +108,8 @@ def _proved(program: str, root: Path, file: ChangedFile, item: Any, document: Do
         Edit(_offset(document, e["location"]), _offset(document, e["end_location"]), e["content"])
         for e in fix["edits"]
     )
-    after = _asked(program, root, file.path, apply_edits(file.text, edits))
-    before = _asked(program, root, file.path, file.text)
+    after = _run_ruff(program, root, file.path, apply_edits(file.text, edits))
+    before = _run_ruff(program, root, file.path, file.text)
     code = item.get("code")
     if sum(i.get("code") == code for i in after) >= sum(i.get("code") == code for i in before):
         return None

@@ -45,8 +45,8 @@ def model_findings(file: ChangedFile, root: Path, writer: Writer, rules: str = "
     system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
     document = Document(file.text)
     reported: list[ReviewFinding] = []
-    for text in _objects(writer.write(chat(system, _shown(file)), None)):
-        finding = _read(text, file, document, root)
+    for text in _split_objects(writer.write(chat(system, _show_changes(file)), None)):
+        finding = _parse_remark(text, file, document, root)
         if finding is not None and finding.line not in {other.line for other in reported}:
             reported.append(finding)
         if len(reported) >= MAX_REMARKS:
@@ -57,7 +57,7 @@ def model_findings(file: ChangedFile, root: Path, writer: Writer, rules: str = "
             yield finding
 
 
-def _objects(pieces: Iterator[str]) -> Iterator[str]:
+def _split_objects(pieces: Iterator[str]) -> Iterator[str]:
     """The JSON objects of an answer as they are completed, one per line or over several lines."""
     line = pending = ""
     for piece in itertools.chain(pieces, ("\n",)):
@@ -67,21 +67,21 @@ def _objects(pieces: Iterator[str]) -> Iterator[str]:
             if bare == "{" or (bare.startswith("{") and '"line"' in bare):
                 pending = ""  # a new one begins
             pending = f"{pending}{bare} " if pending or bare.startswith("{") else ""
-            if _whole(whole := pending.rstrip(" ,")):
+            if _is_object(whole := pending.rstrip(" ,")):
                 yield whole
                 pending = ""
             elif len(pending) > _LONGEST:
                 pending = ""
 
 
-def _whole(text: str) -> bool:
+def _is_object(text: str) -> bool:
     try:
         return isinstance(msgspec.json.decode(text), dict) if text else False
     except msgspec.DecodeError:
         return False
 
 
-def _shown(file: ChangedFile) -> str:
+def _show_changes(file: ChangedFile) -> str:
     """The changed lines with those around them, numbered."""
     lines = file.text.split("\n")
     near = {n for line in sorted(file.lines)[:MAX_LINES] for n in range(line - AROUND, line + AROUND + 1)}
@@ -93,7 +93,7 @@ def _shown(file: ChangedFile) -> str:
     return f"File: {file.path}\n" + "\n".join(shown)
 
 
-def _read(text: str, file: ChangedFile, document: Document, root: Path) -> ReviewFinding | None:
+def _parse_remark(text: str, file: ChangedFile, document: Document, root: Path) -> ReviewFinding | None:
     try:
         remark = msgspec.json.decode(text, type=_Remark)
     except msgspec.DecodeError:
@@ -103,11 +103,13 @@ def _read(text: str, file: ChangedFile, document: Document, root: Path) -> Revie
         return None
     start, end = document.line_span(remark.line - 1)
     severity = {"high": Severity.HIGH, "low": Severity.LOW}.get(remark.severity.lower(), Severity.MEDIUM)
-    fix = _fix(remark.replacement, file, start, end, root)
+    fix = _make_fix(remark.replacement, file, start, end, root)
     return ReviewFinding("model", "remark", severity, message, file.path, remark.line, 1, start, end, fix)
 
 
-def _fix(replacement: str | None, file: ChangedFile, start: int, end: int, root: Path) -> ReviewFix | None:
+def _make_fix(
+    replacement: str | None, file: ChangedFile, start: int, end: int, root: Path
+) -> ReviewFix | None:
     old = file.text[start:end]
     if not replacement or "\n" in replacement or replacement.strip() == old.strip():
         return None

@@ -57,7 +57,7 @@ def review(
         seen: set[tuple[str, int, str]] = set()
         audited: set[int] = set()
         wrong: set[int] = set()  # lines that cannot run, so examples add nothing
-        for finding in _of_file(file, root, project, program):
+        for finding in _review_file(file, root, project, program):
             if isinstance(finding, str):
                 yield finding
                 continue
@@ -71,17 +71,17 @@ def review(
             seen.add(finding.subject)
             yield finding
         if run:
-            examples = _demonstrated(file, root, writer, wrong, shown.setdefault(file.path, set()))
-            yield from _or_reason(examples, f"the model did not judge the examples of {file.path}")
+            examples = _run_examples(file, root, writer, wrong, shown.setdefault(file.path, set()))
+            yield from _report_failure(examples, f"the model did not judge the examples of {file.path}")
     for file in files if writer is not None and remark else ():
         remarks = model_findings(file, root, writer, rules)  # type: ignore[arg-type]
-        for finding in _or_reason(remarks, f"the model did not review {file.path}"):
+        for finding in _report_failure(remarks, f"the model did not review {file.path}"):
             if isinstance(finding, ReviewFinding) and finding.line not in shown.get(file.path, ()):
                 finding = _suspicion(finding)
             yield finding
 
 
-def _or_reason(findings: Iterator[ReviewFinding], reason: str) -> Iterator[ReviewFinding | str]:
+def _report_failure(findings: Iterator[ReviewFinding], reason: str) -> Iterator[ReviewFinding | str]:
     """The findings; where the reviewer fails, a sentence with the reason ends them."""
     try:
         yield from findings
@@ -91,14 +91,14 @@ def _or_reason(findings: Iterator[ReviewFinding], reason: str) -> Iterator[Revie
         yield f"{reason}: {error}"
 
 
-def _of_file(
+def _review_file(
     file: ChangedFile, root: Path, project: Project, program: str | None
 ) -> Iterator[ReviewFinding | str]:
     if any(len(line) > MAX_LINE for line in file.text.split("\n")):
         yield f"{file.path} was left out: it has a line of more than {MAX_LINE} characters"
         return
-    yield from _or_reason(_checked(file, root, project), f"{file.path} was not checked")
-    yield from _or_reason(_audited(file), f"{file.path} was not audited")
+    yield from _report_failure(_run_checks(file, root, project), f"{file.path} was not checked")
+    yield from _report_failure(_run_audit(file), f"{file.path} was not audited")
     if program is not None and file.path.endswith((".py", ".pyi")):
         try:
             yield from lint(program, root, file)
@@ -106,7 +106,7 @@ def _of_file(
             yield str(error)
 
 
-def _checked(file: ChangedFile, root: Path, project: Project) -> Iterator[ReviewFinding]:
+def _run_checks(file: ChangedFile, root: Path, project: Project) -> Iterator[ReviewFinding]:
     if not can_check(file.path) or not Path(file.path).suffix:
         return
     language = other_language(file.path)
@@ -117,10 +117,10 @@ def _checked(file: ChangedFile, root: Path, project: Project) -> Iterator[Review
     for item in check(file.text, root / file.path, project=project):
         fix = ReviewFix(item.fixes[0].title, item.fixes[0].edits) if item.fixes else None
         severity, span = _SEVERITY[item.level], (item.start, item.end)
-        yield from _placed(file, document, "check", item.code, severity, item.message, span, fix)
+        yield from _place_finding(file, document, "check", item.code, severity, item.message, span, fix)
 
 
-def _audited(file: ChangedFile) -> Iterator[ReviewFinding]:
+def _run_audit(file: ChangedFile) -> Iterator[ReviewFinding]:
     language = language_of(Path(file.path))
     if language is None:
         return
@@ -130,12 +130,12 @@ def _audited(file: ChangedFile) -> Iterator[ReviewFinding]:
         message = f"{item.message} (CWE-{item.cwe})"
         if fix is None and item.suggestions:  # mentioned, never applied
             message += f" Suggestion: {item.suggestions[0].title}."
-        yield from _placed(
+        yield from _place_finding(
             file, document, "audit", item.rule, item.severity, message, (item.start, item.end), fix
         )
 
 
-def _placed(
+def _place_finding(
     file: ChangedFile,
     document: Document,
     source: str,
@@ -160,7 +160,7 @@ def _suspicion(finding: ReviewFinding) -> str:
     return f"{finding.path}:{finding.line}: the model suspects, and no example shows: {finding.message}"
 
 
-def _demonstrated(
+def _run_examples(
     file: ChangedFile, root: Path, writer: Writer | None, wrong: Set[int], shown: set[int]
 ) -> Iterator[ReviewFinding]:
     """Findings from running both versions: claims of tests or documentation that no longer hold, calls that
@@ -170,7 +170,7 @@ def _demonstrated(
         return
     changed = changed_definitions(file.before, file.text)
     reported: set[str] = {name for name, lines in changed.items() if not wrong.isdisjoint(lines)}
-    for name, message, severity in _shown_by_running(file, root, changed, reported, writer):
+    for name, message, severity in _findings_from_examples(file, root, changed, reported, writer):
         reported.add(name)
         lines = changed[name]
         line = min(file.lines.intersection(lines), default=lines.start)
@@ -180,31 +180,31 @@ def _demonstrated(
         yield ReviewFinding("example", "regression", severity, text, file.path, line, 1, start, end)
 
 
-def _shown_by_running(
+def _findings_from_examples(
     file: ChangedFile, root: Path, changed: Mapping[str, range], reported: Set[str], writer: Writer | None
 ) -> Iterator[tuple[str, str, Severity]]:
-    """The definition, the sentence and the severity of each finding. `reported` grows with what is found."""
+    """The definition, the sentence and the severity of each finding. The caller adds each to `reported`."""
     before, names = file.before or "", definitions(file.text)
-    said = [
+    claims = [
         *claims_from_tests(root, file.path, names),
         *((file.path, c) for c in claims_from_docstrings(file.text, names)),
     ]
-    where = {id(claim): path for path, claim in said}
-    meant: set[str] = set()  # a test or the documentation changed with it
+    paths = {id(claim): path for path, claim in claims}
+    intended: set[str] = set()  # a test or the documentation changed with it
     for found in (
-        find_contradictions(before, file.text, [claim for _, claim in said][:CLAIMS]) if changed else ()
+        find_contradictions(before, file.text, [claim for _, claim in claims][:CLAIMS]) if changed else ()
     ):
-        name = _concerned(found.claim, changed)
+        name = _find_concerned(found.claim, changed)
         if name is None:
             continue
         if found.holds:
-            meant.add(name)
+            intended.add(name)
         elif name not in reported:
-            place = where[id(found.claim)]
+            place = paths[id(found.claim)]
             by = "its documentation" if place == file.path else f"{place}:{found.claim.line}"
             yield name, f"{by} says {found.claim.text}; now that is {found.after}", Severity.HIGH
     for difference in find_differences(before, file.text) if changed else ():
-        if difference.name in reported or difference.name in meant:
+        if difference.name in reported or difference.name in intended:
             continue
         call, was, gives = difference.call, difference.before, difference.after
         if difference.broken:
@@ -215,7 +215,7 @@ def _shown_by_running(
             yield difference.name, message, Severity.MEDIUM
     if writer is None:
         return
-    for name in [name for name in changed if name not in reported | meant][:ASKED]:
+    for name in [name for name in changed if name not in reported | intended][:ASKED]:
         against = find_contradictions(before, file.text, claims_from_model(file.text, name, names, writer))
         if against and not any(found.holds for found in against):
             found = against[0]
@@ -223,7 +223,7 @@ def _shown_by_running(
             yield name, message, Severity.MEDIUM
 
 
-def _concerned(claim: Claim, changed: Mapping[str, range]) -> str | None:
+def _find_concerned(claim: Claim, changed: Mapping[str, range]) -> str | None:
     """The changed definition that a claim is about: the last one it calls."""
     for step in reversed(claim.plan):
         for name in changed:
@@ -250,7 +250,7 @@ def combine_fixes(
             continue
         taken = edits.get(finding.path, ())
         new = tuple(edit for edit in finding.fix.edits if edit not in taken)
-        if any(_touch(a, b) for a in taken for b in new):
+        if any(_overlap(a, b) for a in taken for b in new):
             continue
         text = texts[finding.path]
         python = is_python(finding.path) and parse_failure(apply_edits(text, taken)) is None
@@ -261,5 +261,5 @@ def combine_fixes(
     return edits, done
 
 
-def _touch(a: Edit, b: Edit) -> bool:
+def _overlap(a: Edit, b: Edit) -> bool:
     return (a.start < b.end and b.start < a.end) or a.start == b.start

@@ -38,10 +38,10 @@ def parse_claims(code: str, names: Collection[str]) -> list[Claim]:
     module = try_parse(code)
     if module is None:
         return []
-    found = list(_claimed(module.body, names))
+    found = list(_read_claims(module.body, names))
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
-            found += _claimed(node.body, names)
+            found += _read_claims(node.body, names)
     return found
 
 
@@ -58,13 +58,13 @@ def docstring_examples(text: str) -> Iterator[str]:
                 continue
             call = line.strip()[4:]
             given = below.strip()
-            tells = bool(given) and not given.startswith((">>>", "...", "Traceback"))
-            script.append(f"assert ({call}) == ({given})" if tells else call)
+            has_result = bool(given) and not given.startswith((">>>", "...", "Traceback"))
+            script.append(f"assert ({call}) == ({given})" if has_result else call)
         if script:
             yield "\n".join(script)
 
 
-def _claimed(body: Sequence[ast.stmt], names: Collection[str]) -> Iterator[Claim]:
+def _read_claims(body: Sequence[ast.stmt], names: Collection[str]) -> Iterator[Claim]:
     """The claims of one script, up to the first unsupported statement."""
     steps = _Steps(names)
     for node in body:
@@ -139,7 +139,7 @@ class _Steps:
         self._call(inner.value, plan)
         return Claim(tuple(plan), context.args[0].id, ast.unparse(node), node.lineno)
 
-    def _claim(self, left: ast.expr, right: ast.expr, whole: ast.expr) -> Claim:
+    def _claim(self, left: ast.expr, right: ast.expr, source: ast.expr) -> Claim:
         if isinstance(left, ast.Constant) and isinstance(right, ast.Call):
             left, right = right, left
         try:
@@ -148,21 +148,21 @@ class _Steps:
             raise _Unknown from None
         plan = list(self._plan)
         self._call(left, plan)
-        return Claim(tuple(plan), expected, ast.unparse(whole), getattr(whole, "lineno", 1))
+        return Claim(tuple(plan), expected, ast.unparse(source), getattr(source, "lineno", 1))
 
     def _call(self, node: ast.expr, plan: list[Any]) -> int:
         """A call, a property or a built-in of one, as a step; its number."""
         if isinstance(node, ast.Attribute):
-            self._permit(node.attr)
-            plan.append({"on": self._made(node.value, plan), "call": node.attr, "arguments": []})
+            self._check_attribute(node.attr)
+            plan.append({"on": self._step_of(node.value, plan), "call": node.attr, "arguments": []})
             return len(plan) - 1
         if not isinstance(node, ast.Call) or any(isinstance(a, ast.Starred) for a in node.args):
             raise _Unknown
         if any(word.arg is None for word in node.keywords):
             raise _Unknown
         if isinstance(node.func, ast.Attribute) and not self._is_module(node.func.value):
-            self._permit(node.func.attr)
-            step: dict[str, Any] = {"on": self._made(node.func.value, plan), "call": node.func.attr}
+            self._check_attribute(node.func.attr)
+            step: dict[str, Any] = {"on": self._step_of(node.func.value, plan), "call": node.func.attr}
         else:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name not in self._names:
@@ -175,14 +175,14 @@ class _Steps:
         return len(plan) - 1
 
     @staticmethod
-    def _permit(name: str) -> None:
+    def _check_attribute(name: str) -> None:
         if not is_plain_attribute(name):
             raise _Unknown
 
     def _is_module(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name) and node.id not in self._known and node.id not in self._names
 
-    def _made(self, node: ast.expr, plan: list[Any]) -> int:
+    def _step_of(self, node: ast.expr, plan: list[Any]) -> int:
         """The step that made an object."""
         if isinstance(node, ast.Name):
             known = self._known.get(node.id)

@@ -1,8 +1,8 @@
-"""Calls of a client's tools that change files: what they would make of a file, and calls for another result.
+"""Reads calls of a client's tools that change files, and rewrites them for another result.
 
 A client's file must not be worse after a call than before. Where the file was read in the conversation, its
 new text is known before the call is sent: it passes the checks of every other change, and a call whose result
-was repaired is written anew. Supported are patches, tools that write a whole file, and tools that replace one
+was repaired is rewritten. Supported are patches, tools that write a whole file, and tools that replace one
 text by another.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 from keystroke.assist.edit.operations import EditFailure, Removal
 from keystroke.assist.edit.resolve import parse_answer, resolve
 from keystroke.assist.edit.validation import validate_change
-from keystroke.assist.tool_calls.patches import joined_patch, patch_from_call
+from keystroke.assist.tool_calls.patches import join_patches, patch_from_call
 from keystroke.assist.tool_calls.segments import (
     Segment,
     TextSegment,
@@ -37,7 +37,7 @@ _NAMED = re.compile(r"\*\*\* Begin Patch\n\*\*\* Update File: ([^\n]+)\n@@\n\*\*
 @dataclass(frozen=True, slots=True)
 class ClientFileEdit:
     """A call's effect on one file. `old` is None where the file was not read; `new` is its text after the
-    call, None where that is unknown; `written`: the text that the call brings, whatever the file is."""
+    call, None where that is unknown; `written`: the text in the call itself."""
 
     path: str
     old: str | None
@@ -92,8 +92,8 @@ def read_edit(tool: OfferedTool, payload: str, files: Mapping[str, str]) -> Clie
 
 
 def _read_patch(payload: str, files: Mapping[str, str]) -> ClientFileEdit | None:
-    if (named := _NAMED.fullmatch(payload)) is not None:
-        return ClientFileEdit(named[1], known_text(named[1], files), None, "")
+    if (match := _NAMED.fullmatch(payload)) is not None:
+        return ClientFileEdit(match[1], known_text(match[1], files), None, "")
     operations = parse_answer(payload, tuple(files))
     if isinstance(operations, EditFailure) or len({operation.path for operation in operations}) != 1:
         return None
@@ -131,10 +131,10 @@ def edit_call(tool: OfferedTool, payload: str, edit: ClientFileEdit, new: str) -
 def edit_calls(tool: OfferedTool, payload: str, edits: Mapping[ClientFileEdit, str]) -> list[str] | None:
     """The payloads of calls with which each file becomes its new text; one patch changes all of them."""
     calls = [edit_call(tool, payload, edit, new) for edit, new in edits.items()]
-    made = [call for call in calls if call is not None]
-    if len(made) < len(calls):
+    payloads = [call for call in calls if call is not None]
+    if len(payloads) < len(calls):
         return None
-    return [joined_patch(made)] if tool.custom else made
+    return [join_patches(payloads)] if tool.custom else payloads
 
 
 def _update_patch(path: str, old: str, new: str) -> str | None:
@@ -160,10 +160,10 @@ def _smallest_replacement(old: str, new: str) -> tuple[str, str]:
 
 
 def check_edit(edit: ClientFileEdit, request: str) -> str | EditFailure | None:
-    """The text that the file is to have after a call, what is wrong with it, or None where nothing can be
-    said because the file was not read."""
+    """The text that the file should have after a call, or its fault; None where the file was not read, so
+    that neither is known."""
     if edit.new is None:
-        # Only what the call brings can be judged.
+        # Only the text in the call can be judged.
         checked = validate_change("", edit.written, f"{edit.path}.txt", request, complete=False)
         return checked if isinstance(checked, EditFailure) else None
     if edit.old is None:
@@ -172,12 +172,12 @@ def check_edit(edit: ClientFileEdit, request: str) -> str | EditFailure | None:
 
 
 def refusal(path: str, failure: EditFailure) -> TextSegment:
-    """What the client is told in place of a call that would damage a file."""
+    """The text sent to the client in place of a call that would damage a file."""
     return TextSegment(f"I did not change {path}: {failure.message}.")
 
 
-def checked_segment(segment: ToolCallSegment, files: Mapping[str, str], request: str) -> Segment:
-    """A call that does no damage: as it is, repaired, or as a text that says why it was not made."""
+def check_segment(segment: ToolCallSegment, files: Mapping[str, str], request: str) -> Segment:
+    """The call as it is, the repaired call, or a text that says why the call was dropped."""
     edit = read_edit(segment.tool, segment.payload, files)
     result = None if edit is None else check_edit(edit, request)
     if edit is None or result is None or result == edit.new:
@@ -195,7 +195,7 @@ class SegmentSource(Protocol):
 
 
 class WholeEditCalls:
-    """A parser whose calls that change files come in one piece, so that they can be checked."""
+    """Wraps a parser so that calls that change files are emitted in one piece, to be checked."""
 
     def __init__(self, parser: SegmentSource) -> None:
         self._parser = parser
@@ -203,16 +203,16 @@ class WholeEditCalls:
         self._payload: list[str] = []
 
     def feed(self, text: str) -> list[Segment]:
-        return self._joined(self._parser.feed(text))
+        return self._join_pieces(self._parser.feed(text))
 
     def finish(self) -> list[Segment]:
-        out = self._joined(self._parser.finish())
+        out = self._join_pieces(self._parser.finish())
         if self._tool is not None:  # cut off: as the client would have seen it
             out += [ToolCallStart(self._tool), ToolArgumentsDelta("".join(self._payload))]
             self._tool = None
         return out
 
-    def _joined(self, segments: Sequence[Segment]) -> list[Segment]:
+    def _join_pieces(self, segments: Sequence[Segment]) -> list[Segment]:
         out: list[Segment] = []
         for segment in segments:
             if isinstance(segment, ToolCallStart) and edits_files(segment.tool):

@@ -39,24 +39,24 @@ def calls_constraint(
     parallel: bool = True,
     answer: Constraint | None = None,
 ) -> Constraint:
-    """What an answer may be, given the tools. `bounds`: what the conversation says of them. `required`:
-    nothing but calls. `answer`: what text that is no call must be. Raises GrammarError where a schema or a
-    tool's own grammar cannot be enforced."""
+    """The constraint of an answer, given the tools. `bounds`: what the conversation implies for them.
+    `required`: only calls are allowed. `answer`: the constraint of text that is not a call. Raises
+    GrammarError where a schema or a tool's own grammar cannot be enforced."""
     writer = _Writer(form, tokenizer, bounds)
     look = must_read_first(toolset, bounds) or must_edit_next(toolset, bounds)
     usable = usable_tools(toolset, replace(bounds, closed=bounds.closed and not required))
     for shown in usable.shown:
         writer.add(shown)
     if toolset.short:
-        writer.close([s.name for s in toolset.shown if usable.find(s.name) is None])
+        writer.forbid([s.name for s in toolset.shown if usable.find(s.name) is None])
     if not usable.shown:
-        return answer if answer is not None else writer.words_alone()
+        return answer if answer is not None else writer.write_words_only()
     if form is HARMONY:
-        writer.channels(parallel, answer, required)
+        writer.write_channels(parallel, answer, required)
     elif required or look or answer is not None:
-        writer.calls_alone(parallel and not look, answer, required or look)
+        writer.write_calls_only(parallel and not look, answer, required or look)
     else:
-        writer.calls_in_text(parallel)
+        writer.write_calls_in_text(parallel)
     return writer.constraint()
 
 
@@ -72,7 +72,7 @@ class _Writer:
         self._rules: list[str] = []
         self._parts: list[dict[str, Any]] = []
         self._free: FreeText | None = None
-        self._but = ""  # what free text may not hold
+        self._exclusion = ""  # what free text may not hold
 
     def constraint(self) -> Constraint:
         top = {"name": "answer", "lark_grammar": "\n".join(["%llguidance {}", *self._rules, ""])}
@@ -81,27 +81,27 @@ class _Writer:
     # Tools
 
     def add(self, shown: ShownTool) -> None:
-        written = self._arguments if self._form.tags is None else self._parameters
+        written = self._arguments_term if self._form.tags is None else self._parameters_term
         self._rules.append(f"arguments_{len(self._names)}: {written(shown)}")
         self._names.append(shown.name)
 
-    def close(self, names: Sequence[str]) -> None:
-        """These may not be called: no text begins a call of them, also where it would only be shown."""
+    def forbid(self, names: Sequence[str]) -> None:
+        """Forbid calls of these tools; text that begins such a call is excluded too."""
         if names:
-            closed = "|".join(_pattern(json.dumps(name)) for name in names)
-            self._but = rf" & ~/(?s:.*)\{{{SPACE}\"name\"{SPACE}:{SPACE}({closed})(?s:.*)/"
+            closed = "|".join(_escape_pattern(json.dumps(name)) for name in names)
+            self._exclusion = rf" & ~/(?s:.*)\{{{SPACE}\"name\"{SPACE}:{SPACE}({closed})(?s:.*)/"
 
-    def _arguments(self, shown: ShownTool) -> str:
+    def _arguments_term(self, shown: ShownTool) -> str:
         tool, number = shown.tool, len(self._names)
         written = self._own_grammar(shown)
         if written is not None:
             inside = escape_grammar(written, f"tool {tool.name}")
             self._parts.append({"name": f"input_{number}", "lark_grammar": inside})
-            return f"{_text('{' + json.dumps('input') + ': ' + QUOTE)} @input_{number} {_text(QUOTE + '}')}"
+            return f"{_quote('{' + json.dumps('input') + ': ' + QUOTE)} @input_{number} {_quote(QUOTE + '}')}"
         if (shown.grounded and self._seen) or (shown.is_edit and self._written):
-            return self._in_order(shown, number)
-        # Arguments are an object, whatever a schema forgets to say.
-        return self._schema(
+            return self._ordered_term(shown, number)
+        # Arguments are an object, also where a schema does not state it.
+        return self._schema_term(
             {**shown.parameters, "type": "object"}, f"schema_{number}", tool.strict, tool.name
         )
 
@@ -113,162 +113,160 @@ class _Writer:
         syntax, text = tool.grammar
         return text if syntax == "lark" else regex_as_lark(text, origin=f"tool {tool.name}")
 
-    def _in_order(self, shown: ShownTool, number: int) -> str:
-        """Parameters in order, those that quote made of lines that were seen, an edit's path not one that was
-        written."""
+    def _ordered_term(self, shown: ShownTool, number: int) -> str:
+        """Parameters in order: those that must quote consist of lines that were seen, and the path of an edit
+        is none that was written."""
         terms: list[str] = []
-        for place, (name, schema) in enumerate(shown.parameters["properties"].items()):
+        for place, (name, schema) in enumerate(shown.properties.items()):
             lead = ("{" if place == 0 else ", ") + json.dumps(name) + ": "
             if name in shown.grounded:
-                terms.append(f"{_text(lead + QUOTE)} SEEN {_text(QUOTE)}")
+                terms.append(f"{_quote(lead + QUOTE)} SEEN {_quote(QUOTE)}")
             elif name == "path" and shown.is_edit and self._written and "enum" not in schema:
-                terms.append(f"{_text(lead + QUOTE)} FRESH {_text(QUOTE)}")
+                terms.append(f"{_quote(lead + QUOTE)} FRESH {_quote(QUOTE)}")
             else:
-                inner = self._schema(schema, f"schema_{number}_{place}", False, shown.name)
-                terms.append(f"{_text(lead)} {inner}")
+                inner = self._schema_term(schema, f"schema_{number}_{place}", False, shown.name)
+                terms.append(f"{_quote(lead)} {inner}")
         if shown.grounded and not any(rule.startswith("SEEN:") for rule in self._rules):
-            # Blank lines alone say no place.
+            # Blank lines alone do not identify a place.
             self._rules += [f"LINES: {quoted_lines_term(self._seen)}", r"SEEN: LINES & ~/(\\[nrt]| )*/"]
         if self._written and not any(rule.startswith("FRESH:") for rule in self._rules):
-            barred = "|".join(_same_file(path) for path in self._written)
+            barred = "|".join(_path_pattern(path) for path in self._written)
             self._rules.append(rf'FRESH: /[^"\\\x00-\x1f]+/ & ~/{barred}/')
-        return " ".join([*terms, _text("}")])
+        return " ".join([*terms, _quote("}")])
 
-    def _parameters(self, shown: ShownTool) -> str:
+    def _parameters_term(self, shown: ShownTool) -> str:
         """Values between tags, in the order of the schema."""
         tags, tool, number = self._form.tags, shown.tool, len(self._names)
         assert tags is not None
         if not any(rule.startswith("value_end") for rule in self._rules):
-            closing = self._mark(tags.closing)
+            closing = self._mark_term(tags.closing)
             if tags.on_lines:
                 self._rules += [
-                    rf"text_value[lazy]: /(?s:.*)\n{_pattern(tags.closing)}\n/",
+                    rf"text_value[lazy]: /(?s:.*)\n{_escape_pattern(tags.closing)}\n/",
                     f'value_end: "\\n" {closing} "\\n"',
                 ]
             elif closing.startswith("<["):
                 self._rules += [f"text_value: /(?s:.*)/ {closing}", f"value_end: {closing}"]
             else:
                 self._rules += [
-                    rf"text_value[lazy]: /(?s:.*){_pattern(tags.closing)}/",
+                    rf"text_value[lazy]: /(?s:.*){_escape_pattern(tags.closing)}/",
                     f"value_end: {closing}",
                 ]
-        declared = shown.parameters.get("properties")
-        properties = declared if isinstance(declared, Mapping) else {}
         required = shown.parameters.get("required") or ()
         terms: list[str] = []
-        for place, (name, schema) in enumerate(properties.items()):
+        for place, (name, schema) in enumerate(shown.properties.items()):
             if self._form.name == "qwen":
-                opening = _text(f"<parameter={name}>{LINE}")
+                opening = _quote(f"<parameter={name}>{LINE}")
             else:
-                key, key_end, value = map(self._mark, ("<arg_key>", "</arg_key>", "<arg_value>"))
-                opening = f"/{SPACE}/ {key} {_text(name)} {key_end} /{SPACE}/ {value}"
+                key, key_end, value = map(self._mark_term, ("<arg_key>", "</arg_key>", "<arg_value>"))
+                opening = f"/{SPACE}/ {key} {_quote(name)} {key_end} /{SPACE}/ {value}"
             kind = schema.get("type") if isinstance(schema, Mapping) else None
             words = schema.get("enum") if isinstance(schema, Mapping) else None
             if (written := self._own_grammar(shown)) is not None:
                 self._parts.append({"name": f"input_{number}", "lark_grammar": written})
                 value_term = f"@input_{number} value_end"
             elif isinstance(words, list) and words and all(isinstance(w, str) for w in words):
-                value_term = f"({' | '.join(map(_text, words))}) value_end"
+                value_term = f"({' | '.join(map(_quote, words))}) value_end"
             elif kind in (None, "string"):
                 value_term = "text_value"
             else:
-                inner = self._schema(schema, f"schema_{number}_{place}", tool.strict, tool.name)
+                inner = self._schema_term(schema, f"schema_{number}_{place}", tool.strict, tool.name)
                 value_term = f"{inner} value_end"
             is_needed = name in required or tool.custom
             terms.append(f"{opening} {value_term}" if is_needed else f"({opening} {value_term})?")
         return " ".join(terms) or '""'
 
-    def _mark(self, text: str) -> str:
+    def _mark_term(self, text: str) -> str:
         """A mark as a term: a control token where the tokenizer has it."""
         token = self._tokenizer.special(text)
-        return _text(text) if token is None else f"<[{token}]>"
+        return _quote(text) if token is None else f"<[{token}]>"
 
-    def _schema(self, schema: Mapping[str, Any], name: str, strict: bool, tool: str) -> str:
-        made = json_schema(schema, strict=strict, origin=f"tool {tool}")
-        self._parts.append({**json.loads(made.parts[0]), "name": name})
+    def _schema_term(self, schema: Mapping[str, Any], name: str, strict: bool, tool: str) -> str:
+        constraint = json_schema(schema, strict=strict, origin=f"tool {tool}")
+        self._parts.append({**json.loads(constraint.parts[0]), "name": name})
         return f"@{name}"
 
     # Answers
 
-    def words_alone(self) -> Constraint:
-        """A sentence or two, on one line: a model that may call nothing more writes its calls down as
-        examples if it is let."""
+    def write_words_only(self) -> Constraint:
+        """One line of a sentence or two: a model that may not call a tool would otherwise write its calls as
+        examples."""
         self._rules.append(r"start: /[^\s{}`<>*\[\]][^\n{}`<>*]{0,300}/")
         return self.constraint()
 
-    def channels(self, parallel: bool, answer: Constraint | None, required: bool) -> None:
+    def write_channels(self, parallel: bool, answer: Constraint | None, required: bool) -> None:
         """An answer in harmony's channels."""
-        said = "" if answer is None else self._answer(answer)
+        options = "" if answer is None else self._answer_term(answer)
         self._rules += harmony_rules(
-            self._tokenizer, self._names, required=required, parallel=parallel, answer=said
+            self._tokenizer, self._names, required=required, parallel=parallel, answer=options
         )
 
-    def calls_alone(self, parallel: bool, answer: Constraint | None, required: bool) -> None:
+    def write_calls_only(self, parallel: bool, answer: Constraint | None, required: bool) -> None:
         """Nothing but calls; or, with `answer` and not `required`, a text of its language."""
-        said = ["calls"]
+        options = ["calls"]
         if answer is not None and not required:
-            said.append(self._answer(answer))
-        thought = self._thought("/(?s:.*)/", r" /[ \n]*/")
+            options.append(self._answer_term(answer))
+        thought = self._thought_term("/(?s:.*)/", r" /[ \n]*/")
         before, after = self._form.marks(self._tokenizer)
         if self._form.listed:
-            more = f" ({_text(', ')} call)*" if parallel else ""
-            self._rules.append(f"calls: {before} {_text('[')} call{more} {_text(']')} {after}")
+            more = f" ({_quote(', ')} call)*" if parallel else ""
+            self._rules.append(f"calls: {before} {_quote('[')} call{more} {_quote(']')} {after}")
         else:
             self._rules.append(f"block: {before} call {after}")
-            more = f" ({_text(LINE)} block)*" if parallel and self._form.before else ""
+            more = f" ({_quote(LINE)} block)*" if parallel and self._form.before else ""
             self._rules.append(f"calls: block{more}")
-        self._rules += [self._call(), f"start: {thought}({' | '.join(said)})"]
+        self._rules += [self._call_rule(), f"start: {thought}({' | '.join(options)})"]
 
-    def _answer(self, answer: Constraint) -> str:
+    def _answer_term(self, answer: Constraint) -> str:
         """The term of a text that is no call."""
         first, *rest = map(json.loads, answer.parts)
         self._parts += [{**first, "name": "answer_text"}, *rest]
         return "@answer_text"
 
-    def calls_in_text(self, parallel: bool) -> None:
+    def write_calls_in_text(self, parallel: bool) -> None:
         """Any text; where a call begins, that call."""
         if self._form.tags is not None or self._form is NAMED:
-            self._marked_calls(parallel)
+            self._write_marked_calls(parallel)
             return
         pieces = [f"loose_{number}" for number in range(len(self._names))]
         if self._form.before:
-            pieces.insert(0, self._marked())
+            pieces.insert(0, self._marked_call_term())
         for number, name in enumerate(self._names):
-            head = call_head(_pattern(json.dumps(name)))
-            self._rules.append(f"head_{number}[lazy]: /(?s:.*){head}/{self._but}")
+            head = call_head(_escape_pattern(json.dumps(name)))
+            self._rules.append(f"head_{number}[lazy]: /(?s:.*){head}/{self._exclusion}")
             self._rules.append(f"loose_{number}: head_{number} SPACE arguments_{number} BRACE")
         # Bare or fenced JSON at the very beginning is a call: it must name a tool on offer.
-        named = [f"({_text(n + QUOTE)} KEY arguments_{i} BRACE)" for i, n in enumerate(self._names)]
+        named = [f"({_quote(n + QUOTE)} KEY arguments_{i} BRACE)" for i, n in enumerate(self._names)]
         self._rules += [
             f"opened[lazy]: {_BARE}",
             f"unmarked: opened ({' | '.join(named)})",
             f"piece: {' | '.join(pieces)}",
-            self._call(),
+            self._call_rule(),
             f"KEY: {_KEY}",
             f"SPACE: /{SPACE}/",
             rf"BRACE: /{SPACE}\}}/",
             f"END: /{SPACE}(```)?{SPACE}/",
-            f"TEXT: /(?s:.*)/{self._but}",
+            f"TEXT: /(?s:.*)/{self._exclusion}",
         ]
         mark = self._form.before.strip()
         kind = (self._form.name, str(parallel), str(self._tokenizer.special(mark)), *self._names)
-        pending = f"{_PENDING}|{_beginnings(mark)}" if mark else _PENDING
+        pending = f"{_PENDING}|{_beginnings_pattern(mark)}" if mark else _PENDING
         self._free = FreeText(kind, _OPENING, pending, b'"name')  # no token holds a whole head and more
         alone = "unmarked END | piece END | TEXT"
         self._rules.append("start: unmarked? piece* TEXT" if parallel else f"start: {alone}")
 
-    def _marked_calls(self, parallel: bool) -> None:
+    def _write_marked_calls(self, parallel: bool) -> None:
         """Any text; behind the form's mark, a call."""
-        thought = self._thought("TEXT")
+        thought = self._thought_term("TEXT")
         self._rules += [
-            f"piece: {self._marked()}",
-            self._call(),
+            f"piece: {self._marked_call_term()}",
+            self._call_rule(),
             f"SPACE: /{SPACE}/",
-            f"TEXT: /(?s:.*)/{self._but}",
+            f"TEXT: /(?s:.*)/{self._exclusion}",
             f"start: {thought}piece* TEXT" if parallel else f"start: {thought}(piece SPACE | TEXT)",
         ]
 
-    def _thought(self, text: str, space: str = "") -> str:
+    def _thought_term(self, text: str, space: str = "") -> str:
         """A thought of `text` before the answer, which the prompt may have opened."""
         think, unthink = map(self._tokenizer.special, self._form.think)
         if think is None or unthink is None:
@@ -276,32 +274,32 @@ class _Writer:
         self._rules.append(f"thought: <[{think}]>? {text} <[{unthink}]>{space}")
         return "thought? "
 
-    def _marked(self) -> str:
+    def _marked_call_term(self) -> str:
         """A call behind its mark, which is a control token where the tokenizer has one."""
         mark, closing = self._form.before.strip(), self._form.after.strip()
         token, closed = self._tokenizer.special(mark), self._tokenizer.special(closing)
         if token is None:
-            self._rules.append(f"marked[lazy]: /(?s:.*){_pattern(mark)}/{self._but}")
+            self._rules.append(f"marked[lazy]: /(?s:.*){_escape_pattern(mark)}/{self._exclusion}")
         else:
             self._rules.append(f"marked: TEXT <[{token}]>")
         if self._form is NAMED:
             return "marked call"
         if self._form.listed:
-            return f"marked SPACE {_text('[')} call ({_text(', ')} call)* {_text(']')}"
-        return f"marked SPACE call SPACE {_text(closing) if closed is None else f'<[{closed}]>'}"
+            return f"marked SPACE {_quote('[')} call ({_quote(', ')} call)* {_quote(']')}"
+        return f"marked SPACE call SPACE {_quote(closing) if closed is None else f'<[{closed}]>'}"
 
-    def _call(self) -> str:
+    def _call_rule(self) -> str:
         """One call in the template's own form."""
         each = []
         for number, name in enumerate(self._names):
             if self._form.name == "qwen":
-                lead, end = _text(f"<function={name}>{LINE}"), _text("</function>")
+                lead, end = _quote(f"<function={name}>{LINE}"), _quote("</function>")
             elif self._form.tags is not None:
-                lead, end = _text(name), f"/{SPACE}/"
+                lead, end = _quote(name), f"/{SPACE}/"
             elif self._form is NAMED:
-                lead, end = f"{_text(name)} {self._mark(ARGS)}", ""
+                lead, end = f"{_quote(name)} {self._mark_term(ARGS)}", ""
             else:
-                lead, end = _text(f'{{"name": {json.dumps(name)}, "{self._form.key}": '), _text("}")
+                lead, end = _quote(f'{{"name": {json.dumps(name)}, "{self._form.key}": '), _quote("}")
             each.append(f"({lead} arguments_{number} {end})")
         return f"call: {' | '.join(each)}"
 
@@ -309,25 +307,27 @@ class _Writer:
 QUOTE, LINE = '"', "\n"
 
 
-def _text(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text)
 
 
-def _beginnings(mark: str) -> str:
+def _beginnings_pattern(mark: str) -> str:
     """The pattern of a text's end that may be the beginning of `mark`, or all of it and more."""
     parts = [re.escape(mark[:length]) for length in range(1, len(mark))]
     return rf"(?:{'|'.join(reversed(parts))})\Z|{re.escape(mark)}.*\Z"
 
 
-def _same_file(path: str) -> str:
+def _path_pattern(path: str) -> str:
     """The pattern of the ways to name a file that was named so once."""
-    named = _pattern(path.removeprefix("./"))
+    named = _escape_pattern(path.removeprefix("./"))
     if not path.startswith("/"):
         return rf"(.*\/)?{named}"
     parts = path.strip("/").split("/")
-    return "|".join([named, *(rf"(\.\/)?{_pattern('/'.join(parts[n:]))}" for n in range(1, len(parts)))])
+    return "|".join(
+        [named, *(rf"(\.\/)?{_escape_pattern('/'.join(parts[n:]))}" for n in range(1, len(parts)))]
+    )
 
 
-def _pattern(text: str) -> str:
+def _escape_pattern(text: str) -> str:
     """A text as it stands in a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/").replace("\n", r"\n")

@@ -5,8 +5,8 @@
     <|start|>assistant<|channel|>final<|message|>the answer<|return|>
 
 A prompt ends with `<|start|>assistant`, so that an answer begins with the rest of a header. Analysis is
-reasoning; commentary without a recipient is said to the user before a call; a recipient that is no tool on
-offer stays text. An answer that has no header at all is text.
+reasoning; commentary without a recipient is text for the user before a call; a call of an unknown tool stays
+text. An answer without a header is text.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class HarmonyParser:
         self._toolset = toolset
         self._parallel = parallel
         self._pending = ""
-        self._state: Callable[[list[Segment], bool], bool] = self._header
+        self._state: Callable[[list[Segment], bool], bool] = self._read_header
         self._is_first = True
-        self._called = self._said = False
+        self._called = self._has_text = False
         self._call: JsonCall | None = None
         self._arguments = ValueScanner()  # finds the end of the call's arguments
         self._reasons = False
@@ -57,7 +57,7 @@ class HarmonyParser:
             pass
         return out
 
-    def _header(self, out: list[Segment], final: bool) -> bool:
+    def _read_header(self, out: list[Segment], final: bool) -> bool:
         if self._is_first and not _may_be_header(self._pending):
             return self._begin_body("final", None, self._pending)
         header, mark, body = self._pending.partition(MESSAGE)
@@ -77,23 +77,23 @@ class HarmonyParser:
         self._call = None if shown is None else JsonCall(shown)
         self._arguments = ValueScanner()
         self._reasons = channel == "analysis" and shown is None
-        self._pending, self._state, self._is_first = body, self._body_start, False
+        self._pending, self._state, self._is_first = body, self._start_body, False
         return True
 
-    def _body_start(self, out: list[Segment], final: bool) -> bool:
+    def _start_body(self, out: list[Segment], final: bool) -> bool:
         if self._called and not self._parallel:
-            self._call, self._pending, self._state = None, "", self._ignored
+            self._call, self._pending, self._state = None, "", self._ignore_rest
             return False
         if self._call is not None:
             out += self._call.begin()
-        elif not self._reasons and self._said and self._pending.strip():
+        elif not self._reasons and self._has_text and self._pending.strip():
             out.append(TextSegment("\n\n"))
         elif not self._pending and not final:
             return False
-        self._state = self._body
+        self._state = self._read_body
         return True
 
-    def _body(self, out: list[Segment], final: bool) -> bool:
+    def _read_body(self, out: list[Segment], final: bool) -> bool:
         found = [(at, mark) for mark in _ENDS if (at := self._pending.find(mark)) >= 0]
         at, mark = min(found, default=(len(self._pending), ""))
         if not mark and not final:
@@ -106,7 +106,7 @@ class HarmonyParser:
         elif text and self._reasons:
             out.append(ReasoningSegment(text))
         elif text:
-            self._said = True
+            self._has_text = True
             out.append(TextSegment(text))
         self._pending = rest
         if not mark and not (final and self._call is not None and self._arguments.ended):
@@ -114,18 +114,18 @@ class HarmonyParser:
         if self._call is not None:
             out += self._call.end()
             self._called = True
-        self._call, self._state = None, self._header
+        self._call, self._state = None, self._read_header
         return True
 
-    def _ignored(self, out: list[Segment], final: bool) -> bool:
+    def _ignore_rest(self, out: list[Segment], final: bool) -> bool:
         del out, final
         self._pending = ""
         return False
 
 
 def _may_be_header(text: str) -> bool:
-    begun = text.lstrip()
-    return not begun or begun.startswith(("<|", "to=")) or "<|".startswith(begun) or "to=".startswith(begun)
+    start = text.lstrip()
+    return not start or start.startswith(("<|", "to=")) or "<|".startswith(start) or "to=".startswith(start)
 
 
 def harmony_rules(

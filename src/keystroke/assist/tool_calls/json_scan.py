@@ -20,13 +20,13 @@ class ValueScanner:
     """Finds the end of one JSON object or list."""
 
     def __init__(self) -> None:
-        self.begun = self.ended = False
+        self.started = self.ended = False
         self._depth = 0
         self._in_string = self._escaped = False
 
     def feed(self, text: str) -> int:
         """How many characters of `text` belong to the value."""
-        self.begun = self.begun or bool(text)
+        self.started = self.started or bool(text)
         for at, character in enumerate(text):
             if self._in_string:
                 if self._escaped:
@@ -53,7 +53,7 @@ class StringReader:
     def __init__(self, key: str) -> None:
         self._key = key
         self._pending = ""
-        self._inside = self._over = False
+        self._inside = self._ended = False
 
     def feed(self, text: str) -> str:
         self._pending += text
@@ -63,12 +63,12 @@ class StringReader:
             if not found or not rest.lstrip().startswith('"'):
                 return ""
             self._inside, self._pending = True, rest.lstrip()[1:]
-        if self._over:
+        if self._ended:
             return ""
         at = 0
         while at < len(self._pending):
             if self._pending[at] == '"':
-                self._over = True
+                self._ended = True
                 break
             size = 1
             if self._pending[at] == "\\":

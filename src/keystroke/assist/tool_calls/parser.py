@@ -1,7 +1,7 @@
 """Splits a model's streamed text into answer, reasoning and tool calls.
 
 A marker split over two chunks is still found. A call that is not valid JSON or names no tool stays text.
-Where a grammar constrains the calls (`held`), a call starts at the same head as in the grammar and is
+Where a grammar constrains the calls (`constrained`), a call starts at the same head as in the grammar and is
 streamed; calls in other forms (XML, other orders of members) are emitted when they are complete and
 validated. Supported are the forms of Hermes and Qwen, Llama, Mistral, fenced JSON, and calls between tags;
 harmony has a parser of its own.
@@ -50,7 +50,7 @@ def answer_parser(
     form: CallForm,
     toolset: Toolset,
     *,
-    held: bool = False,
+    constrained: bool = False,
     parallel: bool = True,
     formatted: bool = False,
     thinking: bool = False,
@@ -58,12 +58,14 @@ def answer_parser(
     """The parser of a model's answers, by the form of its calls. `thinking`: the prompt opened a thought."""
     if form is HARMONY:
         return HarmonyParser(toolset, parallel=parallel)
-    return AnswerParser(toolset, form, held=held, parallel=parallel, formatted=formatted, thinking=thinking)
+    return AnswerParser(
+        toolset, form, constrained=constrained, parallel=parallel, formatted=formatted, thinking=thinking
+    )
 
 
 class AnswerParser:
-    """`held`: a grammar constrains the calls of `toolset`. `parallel` False: text after the first call is not
-    parsed. `formatted`: the answer has a required format, so it consists of calls or contains none."""
+    """`constrained`: a grammar constrains the calls of `toolset`. `parallel` False: text after the first call
+    is not parsed. `formatted`: the answer has a required format, so it consists of calls or contains none."""
 
     def __init__(
         self,
@@ -71,20 +73,20 @@ class AnswerParser:
         form: CallForm = HERMES,
         /,
         *,
-        held: bool = False,
+        constrained: bool = False,
         parallel: bool = True,
         formatted: bool = False,
         thinking: bool = False,
     ) -> None:
         self._toolset = toolset
         self._form = form
-        self._held = held
+        self._constrained = constrained
         self._parallel = parallel
         self._formatted = formatted
-        as_json = held and toolset and form.tags is None
+        as_json = constrained and toolset and form.tags is None
         self._heads = head_pattern(shown.name for shown in toolset.shown) if as_json else None
         self._pending = ""
-        self._state: Callable[[list[Segment]], bool] = self._thought if thinking else self._text
+        self._state: Callable[[list[Segment]], bool] = self._read_thought if thinking else self._read_text
         self._start = True  # only white space so far
         self._gap = False  # right after a call or reasoning: white space is dropped
         # Of the current call, or of what may become one:
@@ -97,7 +99,7 @@ class AnswerParser:
         self._tagged: TaggedCall | None = None
 
     def feed(self, text: str) -> list[Segment]:
-        if self._quiet and not (self._toolset and _NOTABLE.search(text)):
+        if self._is_quiet and not (self._toolset and _NOTABLE.search(text)):
             return [TextSegment(text)] if text else []  # the common case costs one search
         self._pending += text
         out: list[Segment] = []
@@ -109,29 +111,29 @@ class AnswerParser:
         """The end of the text: emit what was held back."""
         out: list[Segment] = []
         pending, self._pending = self._pending, ""
-        if self._state == self._call:
-            out += self._whole(pending) or [TextSegment(self._opening + pending)]
-            self._state = self._text
-        elif self._state == self._stream and self._json is not None:
+        if self._state == self._read_call:
+            out += self._parse_whole(pending) or [TextSegment(self._opening + pending)]
+            self._state = self._read_text
+        elif self._state == self._stream_arguments and self._json is not None:
             out += self._json.as_text()
-        elif self._state == self._between_tags and self._tagged is not None:
+        elif self._state == self._read_tagged and self._tagged is not None:
             out += self._tagged.read(pending, final=True)[0]
-        elif self._state == self._thought and pending:
+        elif self._state == self._read_thought and pending:
             out.append(ReasoningSegment(pending))
-        elif self._state == self._all:
-            out += self._calls_alone(pending) or [TextSegment(pending)]
-        elif self._state in (self._text, self._plain) and pending:
-            calls = self._whole(pending) if self._start and not self._formatted else []
+        elif self._state == self._collect_all:
+            out += self._parse_calls_alone(pending) or [TextSegment(pending)]
+        elif self._state in (self._read_text, self._read_plain_text) and pending:
+            calls = self._parse_whole(pending) if self._start and not self._formatted else []
             out += calls or [TextSegment(pending)]
         return out
 
     @property
-    def _quiet(self) -> bool:
-        return self._state == self._text and not (self._pending or self._start or self._gap)
+    def _is_quiet(self) -> bool:
+        return self._state == self._read_text and not (self._pending or self._start or self._gap)
 
     # States: each consumes part of the pending text and returns whether to continue.
 
-    def _text(self, out: list[Segment]) -> bool:
+    def _read_text(self, out: list[Segment]) -> bool:
         if self._gap:
             self._pending = self._pending.lstrip()
             if not self._pending:
@@ -143,41 +145,41 @@ class AnswerParser:
             if not stripped or (think.startswith(stripped) and stripped != think):
                 return False  # may become reasoning
             if stripped.startswith(think):
-                self._pending, self._state, self._start = stripped[len(think) :], self._thought, False
+                self._pending, self._state, self._start = stripped[len(think) :], self._read_thought, False
                 return True
             if self._formatted:
-                return self._first_of_format(stripped)
+                return self._read_format_start(stripped)
             if self._toolset and stripped[0] in "{`":
                 self._pending = stripped  # drop white space before a call
             else:
                 self._start = False
         if not self._toolset:
             return self._emit_text(len(self._pending), out)
-        at, mark = self._next_mark()
+        at, mark = self._find_mark()
         if mark is None:
             return self._emit_text(at, out)
         self._emit_text(at, out)
         if mark == _FENCE:
-            return self._fence(out)
+            return self._read_fence(out)
         if mark == "{":
             return starts_bare_call(self._pending) is True and self._begin("")
         if mark[-1] not in '="':  # those that belong to the call itself stay
             self._pending = self._pending[len(mark) :]
         return self._begin(mark)
 
-    def _plain(self, out: list[Segment]) -> bool:
+    def _read_plain_text(self, out: list[Segment]) -> bool:
         """Only text, up to the end."""
         if self._gap:
             self._pending = self._pending.lstrip()
             self._gap = not self._pending
         return self._emit_text(len(self._pending), out)
 
-    def _all(self, out: list[Segment]) -> bool:
+    def _collect_all(self, out: list[Segment]) -> bool:
         """Possibly only calls: decided in `finish`."""
         del out
         return False
 
-    def _next_mark(self) -> tuple[int, str | None]:
+    def _find_mark(self) -> tuple[int, str | None]:
         """Where the next call may begin, and its mark; without one, how much is certainly text."""
         pending = self._pending
         found = [(at, mark) for mark in _MARKS if (at := pending.find(mark)) >= 0]
@@ -195,29 +197,29 @@ class AnswerParser:
             return min(found)
         return len(pending) - max(mark_overlap(pending, mark) for mark in _MARKS), None
 
-    def _fence(self, out: list[Segment]) -> bool:
+    def _read_fence(self, out: list[Segment]) -> bool:
         """A fenced block may be a call; a few characters decide."""
         match = _FENCED.match(self._pending)
         if match is None:
             if "\n" in self._pending[3:] or len(self._pending) > 40:
-                return self._past_fence(3, out)
+                return self._skip_fence(3, out)
             return False
         inside = self._pending[match.end() :]
         if not inside:
             return False
         begins = starts_bare_call(inside)
         if begins is not True:
-            return begins is False and self._past_fence(match.end(), out)
+            return begins is False and self._skip_fence(match.end(), out)
         opening, self._pending = self._pending[: match.end()], inside
         return self._begin(opening)
 
-    def _past_fence(self, size: int, out: list[Segment]) -> bool:
+    def _skip_fence(self, size: int, out: list[Segment]) -> bool:
         self._start = False
         out.append(TextSegment(self._pending[:size]))
         self._pending = self._pending[size:]
         return bool(self._pending)
 
-    def _thought(self, out: list[Segment]) -> bool:
+    def _read_thought(self, out: list[Segment]) -> bool:
         closing = self._form.think[1]
         at = self._pending.find(closing)
         if at < 0:
@@ -228,45 +230,45 @@ class AnswerParser:
             return False
         if at:
             out.append(ReasoningSegment(self._pending[:at]))
-        self._pending, self._state, self._gap = self._pending[at + len(closing) :], self._text, True
+        self._pending, self._state, self._gap = self._pending[at + len(closing) :], self._read_text, True
         self._start = True  # a bare call may follow
         return True
 
     def _begin(self, mark: str) -> bool:
-        self._mark, self._state, self._start = mark, self._call, False
+        self._mark, self._state, self._start = mark, self._read_call, False
         self._scanner, self._scanned, self._looked, self._listed = ValueScanner(), 0, 0, False
         return True
 
-    def _call(self, out: list[Segment]) -> bool:
+    def _read_call(self, out: list[Segment]) -> bool:
         """Inside what may be a call."""
         if self._form.tags is not None and self._mark in (CALL, "<function="):
-            begun_tags = tagged_call(self._form.tags, self._toolset, self._pending)
-            if begun_tags is None:
+            started = tagged_call(self._form.tags, self._toolset, self._pending)
+            if started is None:
                 return False
-            if not isinstance(begun_tags, bool):
-                self._tagged, size = begun_tags
-                self._pending, self._state = self._pending[size:], self._between_tags
+            if not isinstance(started, bool):
+                self._tagged, size = started
+                self._pending, self._state = self._pending[size:], self._read_tagged
                 out += self._tagged.begin()
                 return True
         if self._mark == LIST and (named := self._begin_named(out)) is not None:
             return named
-        begun = self._pending.lstrip()
-        if begun and begun[0] not in "{[<," and self._mark in (CALL, LIST, _TAG):
+        start = self._pending.lstrip()
+        if start and start[0] not in "{[<," and self._mark in (CALL, LIST, _TAG):
             out.append(TextSegment(self._opening))  # only a mention of the mark
             return self._resume(False)
-        end = self._end()
-        head = self._next_head()
+        end = self._find_end()
+        head = self._find_head()
         if head is not None and (end is None or head.start() < end[0]):
-            return self._begin_held(head, out)
+            return self._begin_constrained(head, out)
         if end is None:
             return False
         body, after = self._pending[: end[0]], self._pending[end[0] : end[1]]
         self._pending = self._pending[end[1] :]
-        calls = self._whole(body)
+        calls = self._parse_whole(body)
         out += calls or [TextSegment(self._opening + body + after)]
         return self._resume(bool(calls))
 
-    def _between_tags(self, out: list[Segment]) -> bool:
+    def _read_tagged(self, out: list[Segment]) -> bool:
         """Read the parameters of a call between tags."""
         assert self._tagged is not None
         segments, self._pending = self._tagged.read(self._pending)
@@ -275,7 +277,7 @@ class AnswerParser:
             return False
         if self._form.tags is not None and self._form.tags.end == CALL_END:
             self._mark = ""  # it was the end of the call
-        self._state, self._braced, self._listed = self._tail, True, False
+        self._state, self._braced, self._listed = self._read_tail, True, False
         return True
 
     def _begin_named(self, out: list[Segment]) -> bool | None:
@@ -289,7 +291,7 @@ class AnswerParser:
         self._mark, self._braced, self._listed = "", True, False
         return self._begin_json(shown, head, out)
 
-    def _begin_held(self, head: re.Match[str], out: list[Segment]) -> bool:
+    def _begin_constrained(self, head: re.Match[str], out: list[Segment]) -> bool:
         """A call begins here, according to the grammar."""
         before = self._pending[: head.start()]
         if before.strip(" \t\r\n[,"):  # not only the brackets of a list
@@ -304,27 +306,27 @@ class AnswerParser:
 
     def _begin_json(self, shown: ShownTool, head: re.Match[str], out: list[Segment]) -> bool:
         self._pending, self._scanner = self._pending[head.end() :], ValueScanner()
-        self._json, self._state = JsonCall(shown, head[0]), self._stream
+        self._json, self._state = JsonCall(shown, head[0]), self._stream_arguments
         out += self._json.begin()
         return True
 
-    def _stream(self, out: list[Segment]) -> bool:
+    def _stream_arguments(self, out: list[Segment]) -> bool:
         """Stream the arguments; those of an edit are emitted when they are complete."""
         assert self._json is not None
-        if not self._scanner.begun:
+        if not self._scanner.started:
             self._pending = self._pending.lstrip()
         size = self._scanner.feed(self._pending)
-        said, self._pending = self._pending[:size], self._pending[size:]
-        out += self._json.add(said)
+        arguments, self._pending = self._pending[:size], self._pending[size:]
+        out += self._json.add(arguments)
         if not self._scanner.ended:
             return False
         out += self._json.end()
         if isinstance(out[-1], TextSegment):  # no call after all
             return self._resume(False)
-        self._state = self._tail
+        self._state = self._read_tail
         return True
 
-    def _tail(self, out: list[Segment]) -> bool:
+    def _read_tail(self, out: list[Segment]) -> bool:
         """Read what closes a call after its arguments: a brace, a bracket, the closing mark."""
         rest = self._pending = self._pending.lstrip()
         if not self._braced:
@@ -336,7 +338,7 @@ class AnswerParser:
             if not rest:
                 return False
             if rest[0] == ",":
-                self._pending, self._state, self._looked = rest[1:], self._call, 0
+                self._pending, self._state, self._looked = rest[1:], self._read_call, 0
                 self._scanner, self._scanned = ValueScanner(), 0
                 return True
             self._listed, rest = False, rest.removeprefix("]").lstrip()
@@ -349,13 +351,13 @@ class AnswerParser:
 
     def _resume(self, called: bool) -> bool:
         """Back to text."""
-        self._state = self._text if self._parallel or not called else self._plain
+        self._state = self._read_text if self._parallel or not called else self._read_plain_text
         self._gap = called
         return bool(self._pending)
 
     # Whole calls
 
-    def _end(self) -> tuple[int, int] | None:
+    def _find_end(self) -> tuple[int, int] | None:
         """Where the current call ends and the text after it begins; None: not yet."""
         before, self._scanned = self._scanned, len(self._pending)
         if self._closing:
@@ -369,7 +371,7 @@ class AnswerParser:
         size = before + self._scanner.feed(self._pending[before:])  # an object or list ends with itself
         return (size, size) if self._scanner.ended else None
 
-    def _next_head(self) -> re.Match[str] | None:
+    def _find_head(self) -> re.Match[str] | None:
         """Where the grammar begins a call in the pending text."""
         if self._heads is None:
             return None
@@ -389,22 +391,22 @@ class AnswerParser:
         """The mark, if it was removed from the pending text and not emitted."""
         return "" if self._listed or self._mark[-1:] in ("=", '"') else self._mark
 
-    def _whole(self, body: str) -> list[ToolCallSegment]:
-        return parse_whole_calls(self._toolset, body, held=self._held)
+    def _parse_whole(self, body: str) -> list[ToolCallSegment]:
+        return parse_whole_calls(self._toolset, body, constrained=self._constrained)
 
     # Answers with a required format
 
-    def _first_of_format(self, stripped: str) -> bool:
+    def _read_format_start(self, stripped: str) -> bool:
         leads = [CALL, LIST, *(f'{{"name": {json.dumps(s.name)}, "' for s in self._toolset.shown)]
         if self._toolset and stripped.startswith(tuple(leads)):
-            self._state = self._all
+            self._state = self._collect_all
             return False
         if self._toolset and any(lead.startswith(stripped) for lead in leads):
             return False
-        self._state, self._start = self._plain, False
+        self._state, self._start = self._read_plain_text, False
         return True
 
-    def _calls_alone(self, text: str) -> list[ToolCallSegment]:
+    def _parse_calls_alone(self, text: str) -> list[ToolCallSegment]:
         """The calls of an answer that consists only of calls, else an empty list."""
         rest, calls = text.strip(), list[ToolCallSegment]()
         if rest.startswith(LIST):
@@ -412,7 +414,7 @@ class AnswerParser:
         while rest:
             rest = rest.removeprefix(CALL).lstrip()
             size = ValueScanner().feed(rest)
-            found = parse_whole_calls(self._toolset, rest[:size], held=self._held, read=True)
+            found = parse_whole_calls(self._toolset, rest[:size], constrained=self._constrained, read=True)
             if not found:
                 return []
             calls += found

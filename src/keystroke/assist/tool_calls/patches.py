@@ -34,19 +34,21 @@ EDITS: dict[str, tuple[str, dict[str, str]]] = {
 
 def patch_from_call(name: str, arguments: Any) -> str | None:
     """The patch of a call; None where the arguments are not those of the function."""
-    _, wanted = EDITS[name]
-    if not isinstance(arguments, dict) or not all(isinstance(arguments.get(key), str) for key in wanted):
+    _, parameters = EDITS[name]
+    if not isinstance(arguments, dict) or not all(isinstance(arguments.get(key), str) for key in parameters):
         return None
     path = arguments["path"].strip()
     if not path or "\n" in path:
         return None
     if name == "delete_file":
-        return _patch(f"{_DELETE}{path}")
+        return _join_patch(f"{_DELETE}{path}")
     if name == "write_file":
-        return _patch(f"{_ADD}{path}", *(f"+{line}" for line in _lines(arguments["content"]) or [""]))
-    old, new = _lines(arguments["old"]), _lines(arguments["new"])
+        return _join_patch(
+            f"{_ADD}{path}", *(f"+{line}" for line in _split_lines(arguments["content"]) or [""])
+        )
+    old, new = _split_lines(arguments["old"]), _split_lines(arguments["new"])
     head, tail = common_ends(old, new)  # they become context
-    return _patch(
+    return _join_patch(
         f"{_UPDATE}{path}",
         "@@",
         *(f" {line}" for line in old[:head]),
@@ -56,9 +58,9 @@ def patch_from_call(name: str, arguments: Any) -> str | None:
     )
 
 
-def joined_patch(patches: Sequence[str]) -> str:
+def join_patches(patches: Sequence[str]) -> str:
     """One patch that does what several do, one after the other."""
-    return _patch(*(line for patch in patches for line in patch.strip("\n").split("\n")[1:-1]))
+    return _join_patch(*(line for patch in patches for line in patch.strip("\n").split("\n")[1:-1]))
 
 
 def calls_from_patch(patch: str) -> list[tuple[str, dict[str, str]]] | None:
@@ -67,14 +69,14 @@ def calls_from_patch(patch: str) -> list[tuple[str, dict[str, str]]] | None:
     if lines[:1] != [BEGIN] or lines[-1:] != [END]:
         return None
     calls: list[tuple[str, dict[str, str]]] = []
-    for header, body in _sections(lines[1:-1]):
+    for header, body in _split_sections(lines[1:-1]):
         if header.startswith(_DELETE):
             calls.append(("delete_file", {"path": header[len(_DELETE) :]}))
         elif header.startswith(_ADD):
             content = "".join(line[1:] + "\n" for line in body)
             calls.append(("write_file", {"path": header[len(_ADD) :], "content": content}))
         elif header.startswith(_UPDATE):
-            for hunk in _hunks(body):
+            for hunk in _split_hunks(body):
                 old = "".join(line[1:] + "\n" for line in hunk if line[:1] in ("-", " "))
                 new = "".join(line[1:] + "\n" for line in hunk if line[:1] in ("+", " "))
                 calls.append(("replace_lines", {"path": header[len(_UPDATE) :], "old": old, "new": new}))
@@ -83,15 +85,15 @@ def calls_from_patch(patch: str) -> list[tuple[str, dict[str, str]]] | None:
     return calls or None
 
 
-def _patch(*lines: str) -> str:
+def _join_patch(*lines: str) -> str:
     return "\n".join([BEGIN, *lines, END]) + "\n"
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _sections(lines: list[str]) -> list[tuple[str, list[str]]]:
+def _split_sections(lines: list[str]) -> list[tuple[str, list[str]]]:
     found: list[tuple[str, list[str]]] = []
     for line in lines:
         if line.startswith("*** ") and not line.startswith(("*** End of File", "*** Move to: ")):
@@ -101,7 +103,7 @@ def _sections(lines: list[str]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _hunks(lines: list[str]) -> list[list[str]]:
+def _split_hunks(lines: list[str]) -> list[list[str]]:
     found: list[list[str]] = []
     for line in lines:
         if line.startswith("@@") or not found:

@@ -1,4 +1,4 @@
-"""The segments of a model's text: answer, reasoning, and calls, whole or piece by piece."""
+"""The segments of a model's text: answer, reasoning, and calls, complete or streamed in parts."""
 
 from __future__ import annotations
 

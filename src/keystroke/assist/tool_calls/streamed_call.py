@@ -37,8 +37,7 @@ class ParameterCall:
     @property
     def names(self) -> frozenset[str]:
         """The declared parameters; empty where the schema does not list them."""
-        declared = self._shown.parameters.get("properties")
-        return frozenset(declared) if isinstance(declared, dict) else frozenset()
+        return frozenset(self._shown.properties)
 
     def begin(self) -> list[Segment]:
         return [] if self._shown.is_edit else [ToolCallStart(self._shown.tool)]
@@ -53,7 +52,7 @@ class ParameterCall:
         else:
             self._streams = is_first and self._is_text(name)
             if self._streams:
-                return [ToolArgumentsDelta(f'{self._lead(name)}"')]
+                return [ToolArgumentsDelta(f'{self._key_prefix(name)}"')]
         return []
 
     def add(self, text: str) -> list[Segment]:
@@ -68,8 +67,8 @@ class ParameterCall:
         if self._streams:
             self._values[name] = None
             return [] if self._shown.tool.custom else [ToolArgumentsDelta('"')]
-        value = self._typed(name, "".join(self._text))
-        lead = self._lead(name)
+        value = self._parse_value(name, "".join(self._text))
+        lead = self._key_prefix(name)
         if is_first:
             self._values[name] = value
         if self._shown.is_edit or self._shown.tool.custom or not is_first:
@@ -87,29 +86,25 @@ class ParameterCall:
             return [ToolCallEnd()]
         return [ToolArgumentsDelta("}" if self._values else "{}"), ToolCallEnd()]
 
-    def _lead(self, name: str) -> str:
+    def _key_prefix(self, name: str) -> str:
         return ("{" if not self._values else ", ") + json.dumps(name, ensure_ascii=False) + ": "
 
-    def _schema(self, name: str) -> Any:
-        declared = self._shown.parameters.get("properties")
-        return declared.get(name) if isinstance(declared, dict) else None
-
     def _is_text(self, name: str) -> bool:
-        schema = self._schema(name)
-        return not isinstance(schema, dict) or schema.get("type") == "string" or not _kinds(schema)
+        schema = self._shown.properties.get(name)
+        return not isinstance(schema, dict) or schema.get("type") == "string" or not _schema_types(schema)
 
-    def _typed(self, name: str, text: str) -> Any:
+    def _parse_value(self, name: str, text: str) -> Any:
         """The value of a parameter's text: JSON where the schema asks for something else than text."""
         if self._is_text(name):
             return text
         with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeError):
             value = msgspec.json.decode(text.strip())
-            if not (isinstance(value, str) and "string" in _kinds(self._schema(name))):
+            if not (isinstance(value, str) and "string" in _schema_types(self._shown.properties.get(name))):
                 return value
         return text
 
 
-def _kinds(schema: Any) -> frozenset[str]:
+def _schema_types(schema: Any) -> frozenset[str]:
     """The types that a schema allows; empty where it does not say."""
     if not isinstance(schema, dict):
         return frozenset()
@@ -118,7 +113,7 @@ def _kinds(schema: Any) -> frozenset[str]:
     found.update([named] if isinstance(named, str) else named if isinstance(named, list) else [])
     for key in ("anyOf", "oneOf"):
         for option in schema.get(key) or ():
-            found |= _kinds(option)
+            found |= _schema_types(option)
     if not found and isinstance(schema.get("enum"), list):
         found = {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
     return frozenset(found)

@@ -52,16 +52,16 @@ GLM_TAGS = Tags(
 
 
 def tagged_call(tags: Tags, toolset: Toolset, text: str) -> tuple[TaggedCall, int] | bool | None:
-    """The call that `text`, behind the opening mark, begins, and the length of its head; False: it begins
-    none; None: more text has to come."""
+    """The call that begins with `text`, which follows the opening mark, and the length of its head; False: no
+    call begins; None: more text is needed."""
     head = tags.head.match(text)
     if head is None:
-        begun = text.lstrip()
+        start = text.lstrip()
         if tags.head_lead:
-            open_yet = tags.head_lead.startswith(begun) or begun.startswith(tags.head_lead)
+            open_yet = tags.head_lead.startswith(start) or start.startswith(tags.head_lead)
         else:
-            open_yet = re.fullmatch(r"[\w.\-]*\s*", begun) is not None
-        return None if open_yet and len(begun) < _LONGEST_TAG else False
+            open_yet = re.fullmatch(r"[\w.\-]*\s*", start) is not None
+        return None if open_yet and len(start) < _LONGEST_TAG else False
     shown = toolset.find(head[1])
     return False if shown is None else (TaggedCall(tags, ParameterCall(shown)), head.end())
 
@@ -82,15 +82,15 @@ class TaggedCall:
     def read(self, text: str, *, final: bool = False) -> tuple[list[Segment], str]:
         """The segments that `text` completes, and what is left of it. `final`: nothing more comes."""
         out: list[Segment] = []
-        going = True
-        while going and not self.ended:
-            going, text = (self._value if self._in_value else self._between)(text, final, out)
+        more = True
+        while more and not self.ended:
+            more, text = (self._read_value if self._in_value else self._read_between)(text, final, out)
         return out, text
 
-    def _between(self, text: str, final: bool, out: list[Segment]) -> tuple[bool, str]:
+    def _read_between(self, text: str, final: bool, out: list[Segment]) -> tuple[bool, str]:
         rest = text.lstrip()
-        follows = self._follows(rest, final)
-        if follows is None:
+        continues = self._continues_call(rest, final)
+        if continues is None:
             return False, text
         opening = self._tags.opening.match(rest)
         if opening is not None:
@@ -101,7 +101,7 @@ class TaggedCall:
         out += self._call.end()
         return False, rest.removeprefix(self._tags.end)
 
-    def _value(self, text: str, final: bool, out: list[Segment]) -> tuple[bool, str]:
+    def _read_value(self, text: str, final: bool, out: list[Segment]) -> tuple[bool, str]:
         tags = self._tags
         if not self._value_begun:
             if not text and not final:
@@ -110,10 +110,10 @@ class TaggedCall:
             if tags.on_lines:
                 text = text.removeprefix("\n")
         while (at := text.find(tags.closing, self._searched)) >= 0:
-            follows = self._follows(text[at + len(tags.closing) :].lstrip(), final)
-            if follows is None:
+            continues = self._continues_call(text[at + len(tags.closing) :].lstrip(), final)
+            if continues is None:
                 return self._emit(text, at, out)
-            if follows:
+            if continues:
                 value = text[:at]
                 out += self._call.add(value.removesuffix("\n") if tags.on_lines else value)
                 out += self._call.close_value()
@@ -130,7 +130,7 @@ class TaggedCall:
         self._searched = max(self._searched - end, 0)
         return False, text[end:]
 
-    def _follows(self, rest: str, final: bool) -> bool | None:
+    def _continues_call(self, rest: str, final: bool) -> bool | None:
         """Whether `rest` continues the call behind a value: with a parameter or its end; None: undecided."""
         tags = self._tags
         if rest.startswith(tags.end):

@@ -74,6 +74,12 @@ class ShownTool:
         }
 
     @property
+    def properties(self) -> Mapping[str, Any]:
+        """The schemas of the declared parameters; empty where the tool's schema does not list them."""
+        declared = self.parameters.get("properties")
+        return declared if isinstance(declared, Mapping) else {}
+
+    @property
     def is_edit(self) -> bool:
         """Whether its calls are turned into patches."""
         return self.tool.is_patch and self.name != self.tool.name
@@ -109,7 +115,7 @@ class Toolset:
 
 def whole_toolset(offered: Sequence[OfferedTool]) -> Toolset:
     """Every tool as it was offered; a custom one as a function of one text."""
-    return Toolset(tuple(_whole(tool) for tool in offered))
+    return Toolset(tuple(_show_whole(tool) for tool in offered))
 
 
 def short_toolset(offered: Sequence[OfferedTool], asked: str = "") -> Toolset:
@@ -118,12 +124,12 @@ def short_toolset(offered: Sequence[OfferedTool], asked: str = "") -> Toolset:
     shown: list[ShownTool] = []
     left_out: list[str] = []
     for tool in offered:
-        if len(offered) > _FEW and not _useful(tool.name, asked):
+        if len(offered) > _FEW and not _is_useful(tool.name, asked):
             left_out.append(tool.name)
         elif tool.is_patch:
-            shown += [_edit(name, tool) for name in EDITS]
+            shown += [_show_edit(name, tool) for name in EDITS]
         else:
-            shown.append(_short(tool))
+            shown.append(_show_short(tool))
     if not shown:
         return whole_toolset(offered)
     kept = shown[:MOST_SHOWN]
@@ -131,7 +137,7 @@ def short_toolset(offered: Sequence[OfferedTool], asked: str = "") -> Toolset:
     return Toolset(tuple(kept), tuple(left_out), short=True)
 
 
-def _whole(tool: OfferedTool) -> ShownTool:
+def _show_whole(tool: OfferedTool) -> ShownTool:
     if not tool.custom:
         return ShownTool(tool.name, tool.description, tool.parameters or _NOTHING, tool)
     description = tool.description
@@ -140,33 +146,35 @@ def _whole(tool: OfferedTool) -> ShownTool:
     return ShownTool(tool.name, description, _INPUT, tool)
 
 
-def _short(tool: OfferedTool) -> ShownTool:
+def _show_short(tool: OfferedTool) -> ShownTool:
     if tool.custom:
-        return ShownTool(tool.name, _sentence(tool.description), _INPUT, tool)
+        return ShownTool(tool.name, _first_sentence(tool.description), _INPUT, tool)
     parameters = tool.parameters or _NOTHING
     properties, required = parameters.get("properties"), parameters.get("required")
     if isinstance(properties, Mapping) and isinstance(required, list) and required:
-        needed = {name: _brief(properties.get(name, {})) for name in required if isinstance(name, str)}
+        needed = {
+            name: _shorten_description(properties.get(name, {})) for name in required if isinstance(name, str)
+        }
         rest = {
             k: v for k, v in parameters.items() if k not in ("properties", "required", "$schema", "title")
         }
         parameters = {**rest, "properties": needed, "required": list(needed), "additionalProperties": False}
     grounded = frozenset(n for n in parameters.get("properties", ()) if _OLD.fullmatch(n))
-    return ShownTool(tool.name, _sentence(tool.description), parameters, tool, grounded)
+    return ShownTool(tool.name, _first_sentence(tool.description), parameters, tool, grounded)
 
 
-def _edit(name: str, tool: OfferedTool) -> ShownTool:
+def _show_edit(name: str, tool: OfferedTool) -> ShownTool:
     description, properties = EDITS[name]
     parameters = {
         "type": "object",
-        "properties": {key: {"type": "string", "description": said} for key, said in properties.items()},
+        "properties": {key: {"type": "string", "description": text} for key, text in properties.items()},
         "required": list(properties),
         "additionalProperties": False,
     }
     return ShownTool(name, description, parameters, tool, frozenset({"old"} & set(properties)))
 
 
-def _useful(name: str, asked: str) -> bool:
+def _is_useful(name: str, asked: str) -> bool:
     words = name_words(name)
     return bool(words & _WORK and not words & _ODD) or name in asked
 
@@ -176,15 +184,15 @@ def name_words(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
 
 
-def _sentence(text: str) -> str:
+def _first_sentence(text: str) -> str:
     first = re.split(r"(?<=[.!?])\s|\n", text.strip(), maxsplit=1)[0]
     return first if len(first) <= _LONGEST else first[: _LONGEST - 1].rstrip() + "…"
 
 
-def _brief(schema: Any) -> Any:
+def _shorten_description(schema: Any) -> Any:
     if not isinstance(schema, Mapping) or not isinstance(schema.get("description"), str):
         return schema
-    return {**schema, "description": _sentence(schema["description"])}
+    return {**schema, "description": _first_sentence(schema["description"])}
 
 
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}

@@ -1,9 +1,9 @@
 """Decides which of its tools a small model may call next, and with which arguments.
 
 Models of one or two billion parameters act before they read, undo their work and repeat themselves. So they
-first read a file that the user names, then change it if that was asked for, and create and delete files only
-on request. A call that changes a file which was read only names the file: the server makes its text. Larger
-models are not restricted.
+must first read a file that the user names, then may change it if that was requested, and create and delete
+files only on request. A call that changes a file which was read only names the file: the server generates its
+text. Larger models are not restricted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from keystroke.assist.tool_calls.tools import CONTENTS, PATHS, REPLACED, ShownTool, Toolset, name_words
 from keystroke.assist.tool_calls.user_request import named_files as named_files
 from keystroke.assist.tool_calls.user_request import read_request
-from keystroke.assist.tool_calls.user_request import without_lead as without_lead
+from keystroke.assist.tool_calls.user_request import strip_lead as strip_lead
 
 LONGEST_COMMAND = 600  # characters of a small model's command; longer ones repeat themselves
 SHORT_FILE = 60  # lines that a small model rewrites without losing any
@@ -31,12 +31,12 @@ _CONSTRAINED = frozenset(("pattern", "maxLength", "enum", "const"))  # keys of a
 @dataclass(frozen=True, slots=True)
 class ToolConstraints:
     """What the conversation implies for the tools. `only`: names of the allowed tools. `seen_lines`: lines
-    that may be quoted. `request`: the user's last message. `exhausted`: tools that led nowhere. `written`:
-    files that this turn wrote; `copied`: those it wrote unchanged; `known`: files that it had read when it
-    wrote. `short`: short files that were read completely. `made`: files that were read completely and whose
-    new text the server makes. `looked`: files that this turn tried to read; `absent`: those of them that are
-    not there. `has_acted`: the turn has called a tool. `closed`: with all tools exhausted none is left;
-    otherwise they become usable again."""
+    that may be quoted. `request`: the user's last message. `exhausted`: tools that gave nothing new.
+    `written`: files that this turn wrote; `copied`: those it wrote unchanged; `known`: files that it had read
+    when it wrote. `short`: short files that were read completely. `made`: files that were read completely and
+    whose new text the server generates. `looked`: files that this turn tried to read; `absent`: those of them
+    that do not exist. `has_acted`: the turn has called a tool. `closed`: no tool is left once all are
+    exhausted; otherwise they become usable again."""
 
     only: Collection[str] | None = None
     seen_lines: Sequence[str] = ()
@@ -60,16 +60,16 @@ def usable_tools(toolset: Toolset, bounds: ToolConstraints) -> Toolset:
         return replace(toolset, shown=())
     allowed = tuple(s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only)
     if must_read_first(toolset, bounds):
-        return replace(toolset, shown=_readers(allowed, bounds))
+        return replace(toolset, shown=_reading_tools(allowed, bounds))
     creates = read_request(bounds.request).creates
     if toolset.short:
-        allowed = tuple(map(_bounded, allowed))
+        allowed = tuple(map(_limit_commands, allowed))
         if not creates:
-            allowed = tuple(_rewriting(s, bounds) or s for s in allowed)
+            allowed = tuple(_restrict_paths(s, bounds) or s for s in allowed)
     whole = bounds.short and len(bounds.seen_lines) <= SHORT_FILE and any(map(_writes_whole, allowed))
-    usable = tuple(s for s in allowed if _usable(s, bounds) and not (whole and s.grounded))
+    usable = tuple(s for s in allowed if _is_usable(s, bounds) and not (whole and s.grounded))
     if toolset.short and not creates:
-        usable = tuple(_naming(s, bounds) or s for s in usable)
+        usable = tuple(_make_naming_tool(s, bounds) or s for s in usable)
     if must_edit_next(toolset, bounds) and (edits := tuple(filter(_is_naming, usable))):
         return replace(toolset, shown=edits)
     fresh = tuple(s for s in usable if s.tool.name not in bounds.exhausted)
@@ -80,9 +80,9 @@ def usable_tools(toolset: Toolset, bounds: ToolConstraints) -> Toolset:
 
 def must_read_first(toolset: Toolset, bounds: ToolConstraints) -> bool:
     """Whether the next answer must read a file: the user names one and none was read, or asks for a change of
-    several and one of them was not looked at yet."""
+    several and the turn has not tried to read all of them."""
     intent = read_request(bounds.request)
-    if not toolset.short or not _unread(bounds) or intent.creates or intent.deletes:
+    if not toolset.short or not _unread_files(bounds) or intent.creates or intent.deletes:
         return False
     begun = bounds.has_acted or bounds.seen_lines
     if begun and (bounds.written or bounds.copied or not (bounds.made or bounds.looked)):
@@ -90,7 +90,7 @@ def must_read_first(toolset: Toolset, bounds: ToolConstraints) -> bool:
     if begun and not intent.changes:
         return False
     allowed = [s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only]
-    return any(not begun or s.tool.name not in bounds.exhausted for s in _readers(allowed, bounds))
+    return any(not begun or s.tool.name not in bounds.exhausted for s in _reading_tools(allowed, bounds))
 
 
 def must_edit_next(toolset: Toolset, bounds: ToolConstraints) -> bool:
@@ -102,31 +102,32 @@ def must_edit_next(toolset: Toolset, bounds: ToolConstraints) -> bool:
     if not intent.files or not intent.changes:
         return False
     known = (*bounds.made, *bounds.absent)
-    if any(_OF_TESTS.search(name) or not _among(name, known) for name in intent.files):
+    if any(_OF_TESTS.search(name) or not _is_among(name, known) for name in intent.files):
         return False
     allowed = [s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only]
-    return any(_naming(s, bounds) is not None and s.tool.name not in bounds.exhausted for s in allowed)
+    return any(
+        _make_naming_tool(s, bounds) is not None and s.tool.name not in bounds.exhausted for s in allowed
+    )
 
 
 def is_done(toolset: Toolset, bounds: ToolConstraints) -> bool:
-    """Whether a change was all that was asked for, and it was made: every file that the user names was
-    written, or was known when another one was. A small model goes on for thousands of tokens if it is
-    let."""
+    """Whether the user asked only for a change and it is done: every file that the user names was written, or
+    had been read when another one was. A small model would go on for thousands of tokens."""
     if not toolset.short or not bounds.closed or not bounds.written:
         return False
     intent, known = read_request(bounds.request), (*bounds.written, *bounds.known, *bounds.absent)
-    if not intent.files or not all(_among(name, known) for name in intent.files):
+    if not intent.files or not all(_is_among(name, known) for name in intent.files):
         return False
     return intent.changes and not intent.continues
 
 
-def _unread(bounds: ToolConstraints) -> list[str]:
-    """The files that the user names and nobody looked at."""
+def _unread_files(bounds: ToolConstraints) -> list[str]:
+    """The files that the user names and that no call has read."""
     known = (*bounds.made, *bounds.short, *bounds.looked)
-    return [name for name in read_request(bounds.request).files if not _among(name, known)]
+    return [name for name in read_request(bounds.request).files if not _is_among(name, known)]
 
 
-def _usable(shown: ShownTool, bounds: ToolConstraints) -> bool:
+def _is_usable(shown: ShownTool, bounds: ToolConstraints) -> bool:
     """Lines can be replaced only after they were read, and files edited until all named ones are written. A
     file is deleted only on request, and written whole where the user asks to create one, names none, or one
     was read."""
@@ -147,54 +148,58 @@ def _usable(shown: ShownTool, bounds: ToolConstraints) -> bool:
 def _all_written(bounds: ToolConstraints) -> bool:
     """Whether the request names files, and each of them was written."""
     named = read_request(bounds.request).files
-    return bool(named) and all(_among(name, bounds.written) for name in named)
+    return bool(named) and all(_is_among(name, bounds.written) for name in named)
 
 
 def _writes_whole(shown: ShownTool) -> bool:
     """Whether its calls give the whole text of a file."""
-    properties = shown.parameters.get("properties", ())
+    properties = shown.properties
     return any(name in properties for name in CONTENTS) and any(name in properties for name in PATHS)
 
 
-def _rewriting(shown: ShownTool, bounds: ToolConstraints) -> ShownTool | None:
+def _restrict_paths(shown: ShownTool, bounds: ToolConstraints) -> ShownTool | None:
     """A tool that writes whole files, restricted to files that were read or that the user names."""
-    named = [name for name in read_request(bounds.request).files if not _among(name, bounds.short)]
-    files = [*bounds.short, *(name for name in named if not _among(name, bounds.written))]
-    return _held(shown, PATHS, {"enum": files}) if files and _writes_whole(shown) else None
+    named = [name for name in read_request(bounds.request).files if not _is_among(name, bounds.short)]
+    files = [*bounds.short, *(name for name in named if not _is_among(name, bounds.written))]
+    return _constrain_parameter(shown, PATHS, {"enum": files}) if files and _writes_whole(shown) else None
 
 
-def _naming(shown: ShownTool, bounds: ToolConstraints) -> ShownTool | None:
+def _make_naming_tool(shown: ShownTool, bounds: ToolConstraints) -> ShownTool | None:
     """A tool that changes files, whose call names one of those that were read and brings no text; None where
     there are no such files or it has other parameters."""
-    properties = shown.parameters.get("properties", {})
+    properties = shown.properties
     texts = set(properties) - set(PATHS)
     if not bounds.made or not texts or len(properties) - len(texts) != 1 or not texts <= _TEXTS:
         return None
     paths = {"type": "string", "enum": list(bounds.made)}
-    held = {name: {"const": ""} if name in texts else paths for name in properties}
-    return replace(shown, parameters={**shown.parameters, "properties": held}, grounded=frozenset())
+    constraint = {name: {"const": ""} if name in texts else paths for name in properties}
+    return replace(shown, parameters={**shown.parameters, "properties": constraint}, grounded=frozenset())
 
 
 def _is_naming(shown: ShownTool) -> bool:
-    return {"const": ""} in shown.parameters.get("properties", {}).values()
+    return {"const": ""} in shown.properties.values()
 
 
-def _among(name: str, paths: Sequence[str]) -> bool:
+def _is_among(name: str, paths: Sequence[str]) -> bool:
     """Whether the named file is one of `paths`."""
     return any(f"/{path}".endswith(f"/{name.removeprefix('./')}") for path in paths)
 
 
-def _readers(shown: Sequence[ShownTool], bounds: ToolConstraints) -> tuple[ShownTool, ...]:
+def _reading_tools(shown: Sequence[ShownTool], bounds: ToolConstraints) -> tuple[ShownTool, ...]:
     """Tools for reading files; if there are none, command tools restricted to reading commands."""
     made = tuple(filter(reads_files, shown))
-    held = {"pattern": _looking(_unread(bounds), whole=read_request(bounds.request).changes)}
-    return made or tuple(r for s in shown if (r := _held(s, _COMMANDS, held)) is not None)
+    constraint = {
+        "pattern": _reading_command(_unread_files(bounds), whole=read_request(bounds.request).changes)
+    }
+    return made or tuple(
+        r for s in shown if (r := _constrain_parameter(s, _COMMANDS, constraint)) is not None
+    )
 
 
-def _looking(files: Sequence[str], *, whole: bool) -> str:
+def _reading_command(files: Sequence[str], *, whole: bool) -> str:
     """The pattern of a command that prints one of `files` or, unless it must be shown `whole`, a part of it
-    or a folder. Searches are excluded, since a small model confuses their output with the file; so are
-    folders, which it invents."""
+    or a folder. Searches are excluded, since a small model confuses their output with the file; so are names
+    of folders, which it makes up."""
     named = "|".join(re.escape(name).replace("/", r"\/") for name in dict.fromkeys(files))
     return rf"^cat ({named})$" if whole else rf"^(ls|(cat|head -n [0-9]{{1,4}}) ({named}))$"
 
@@ -205,27 +210,26 @@ def reads_files(shown: ShownTool) -> bool:
 
 def may_read(shown: ShownTool) -> bool:
     """Whether the tool reads files or runs commands."""
-    return reads_files(shown) or any(name in shown.parameters.get("properties", ()) for name in _COMMANDS)
+    return reads_files(shown) or any(name in shown.properties for name in _COMMANDS)
 
 
-def _bounded(shown: ShownTool) -> ShownTool:
+def _limit_commands(shown: ShownTool) -> ShownTool:
     """The tool with commands of a bounded length."""
-    return _held(shown, _COMMANDS, {"maxLength": LONGEST_COMMAND}) or shown
+    return _constrain_parameter(shown, _COMMANDS, {"maxLength": LONGEST_COMMAND}) or shown
 
 
-def _held(shown: ShownTool, names: Sequence[str], held: Mapping[str, Any]) -> ShownTool | None:
+def _constrain_parameter(
+    shown: ShownTool, names: Sequence[str], constraint: Mapping[str, Any]
+) -> ShownTool | None:
     """The tool with the first of its parameters `names` constrained; None where it has none of them or they
     are constrained already."""
-    properties = shown.parameters.get("properties")
-    if not isinstance(properties, Mapping):
-        return None
     for name in names:
-        schema = properties.get(name)
+        schema = shown.properties.get(name)
         if (
             isinstance(schema, Mapping)
             and schema.get("type") == "string"
             and not schema.keys() & _CONSTRAINED
         ):
-            changed = {**properties, name: {**schema, **held}}
+            changed = {**shown.properties, name: {**schema, **constraint}}
             return replace(shown, parameters={**shown.parameters, "properties": changed})
     return None

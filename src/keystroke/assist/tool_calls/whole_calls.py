@@ -1,8 +1,8 @@
 """Parses complete calls in any common form: JSON objects, lists of them, XML-like functions.
 
-All calls are returned, or none. Where a grammar constrains the model's calls (`held`), a call in another form
-counts only if the grammar would have allowed it: its arguments match the schema, its input the tool's own
-grammar.
+All calls are returned, or none. Where a grammar constrains the model's calls (`constrained`), a call in
+another form counts only if the grammar would have allowed it: its arguments match the schema, its input the
+tool's own grammar.
 """
 
 from __future__ import annotations
@@ -34,60 +34,62 @@ class _Proof:
 
 
 def parse_whole_calls(
-    toolset: Toolset, body: str, *, held: bool, read: bool = False
+    toolset: Toolset, body: str, *, constrained: bool, read: bool = False
 ) -> list[ToolCallSegment]:
     """The calls that `body` consists of, else an empty list. `read`: a grammar guarantees that quoted lines
     were read."""
-    proof = _Proof(held, read)
+    proof = _Proof(constrained, read)
     try:
-        calls = [_function(toolset, match, proof) for match in _FUNCTION.finditer(body)]
+        calls = [_parse_function(toolset, match, proof) for match in _FUNCTION.finditer(body)]
         if not calls:
-            said: Any = msgspec.json.decode(body.strip())
-            calls = [_object(toolset, one, proof) for one in (said if isinstance(said, list) else [said])]
+            value: Any = msgspec.json.decode(body.strip())
+            calls = [
+                _parse_object(toolset, one, proof) for one in (value if isinstance(value, list) else [value])
+            ]
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return []
     return [call for call in calls if call is not None] if calls and all(calls) else []
 
 
-def _object(toolset: Toolset, said: Any, proof: _Proof) -> ToolCallSegment | None:
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+def _parse_object(toolset: Toolset, value: Any, proof: _Proof) -> ToolCallSegment | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    arguments = said.get("arguments", said.get("parameters", {}))
-    shown = toolset.find(said["name"])
+    arguments = value.get("arguments", value.get("parameters", {}))
+    shown = toolset.find(value["name"])
     if not isinstance(arguments, str) or shown is None or shown.tool.custom:
-        return _made(shown, arguments, proof)
+        return _make_segment(shown, arguments, proof)
     if proof.schema:  # arguments within a text, as some servers send them
-        return _made(shown, msgspec.json.decode(arguments), proof)
+        return _make_segment(shown, msgspec.json.decode(arguments), proof)
     return ToolCallSegment(shown.tool, arguments)
 
 
-def _function(toolset: Toolset, match: re.Match[str], proof: _Proof) -> ToolCallSegment | None:
+def _parse_function(toolset: Toolset, match: re.Match[str], proof: _Proof) -> ToolCallSegment | None:
     shown = toolset.find(match[1] or match[2])
     body = match[3].strip()
     if body.startswith("{"):
-        return _made(shown, msgspec.json.decode(body), proof)
+        return _make_segment(shown, msgspec.json.decode(body), proof)
     arguments = {p[1] or p[2]: p[3].strip("\n") for p in _PARAMETER.finditer(body)}
-    return _made(shown, _typed(arguments, shown) if shown is not None else {}, proof)
+    return _make_segment(shown, _convert_types(arguments, shown) if shown is not None else {}, proof)
 
 
-def _made(shown: ShownTool | None, arguments: Any, proof: _Proof) -> ToolCallSegment | None:
+def _make_segment(shown: ShownTool | None, arguments: Any, proof: _Proof) -> ToolCallSegment | None:
     payload = None if shown is None else shown.payload(arguments)
     if shown is None or payload is None:
         return None
-    proved = not proof.schema or _proved(shown, arguments, payload, proof.read)
+    proved = not proof.schema or _is_proved(shown, arguments, payload, proof.read)
     return ToolCallSegment(shown.tool, payload) if proved else None
 
 
-def _proved(shown: ShownTool, arguments: Any, payload: str, read: bool) -> bool:
+def _is_proved(shown: ShownTool, arguments: Any, payload: str, read: bool) -> bool:
     if shown.grounded and not read:  # only the grammar checks quoted lines
         return False
     tool = shown.tool
     if tool.custom and not shown.is_edit:
-        return tool.grammar is None or _of_grammar(tool.grammar, payload)
+        return tool.grammar is None or _matches_grammar(tool.grammar, payload)
     return schema_violation(shown.parameters, arguments) is None
 
 
-def _of_grammar(grammar: tuple[str, str], text: str) -> bool:
+def _matches_grammar(grammar: tuple[str, str], text: str) -> bool:
     from keystroke.engine.grammar.compiler import matches_grammar  # here: it takes a while to import
     from keystroke.engine.grammar.constraint import lark, regex
 
@@ -96,12 +98,11 @@ def _of_grammar(grammar: tuple[str, str], text: str) -> bool:
     return matches_grammar(language, text, timeout=_PATIENCE)
 
 
-def _typed(arguments: dict[str, str], shown: ShownTool) -> dict[str, Any]:
+def _convert_types(arguments: dict[str, str], shown: ShownTool) -> dict[str, Any]:
     """Convert the text values of an XML call to the types of the schema."""
-    properties = shown.parameters.get("properties", {})
     typed: dict[str, Any] = {}
     for name, text in arguments.items():
-        schema = properties.get(name)
+        schema = shown.properties.get(name)
         typed[name] = text
         if isinstance(schema, dict) and schema.get("type") not in (None, "string"):
             with contextlib.suppress(msgspec.DecodeError, RecursionError):

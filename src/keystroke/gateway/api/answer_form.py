@@ -123,7 +123,7 @@ class AnswerForm:
         parser = answer_parser(
             form,
             self.usable if local and self.usable is not None else self.toolset,
-            held=local and bool(self.toolset),
+            constrained=local and bool(self.toolset),
             parallel=self.parallel,
             formatted=self.text is not None and not (local and required),
             thinking=model is not None and opens_thought(form, model.tokenizer, prompt),

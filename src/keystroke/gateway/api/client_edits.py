@@ -22,7 +22,7 @@ from keystroke.assist.edit.writer import sampled_params
 from keystroke.assist.tool_calls.file_edits import (
     ClientFileEdit,
     check_edit,
-    checked_segment,
+    check_segment,
     edit_calls,
     edits_files,
     read_edit,
@@ -30,7 +30,7 @@ from keystroke.assist.tool_calls.file_edits import (
     same_file,
 )
 from keystroke.assist.tool_calls.segments import Segment, ToolCallSegment
-from keystroke.assist.tool_calls.user_request import named_files, without_lead
+from keystroke.assist.tool_calls.user_request import named_files, strip_lead
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import FileDrafter
 from keystroke.errors import KeystrokeError
@@ -76,7 +76,7 @@ class ClientEdits:
         """The segment with its call checked."""
         if not isinstance(segment, ToolCallSegment) or not edits_files(segment.tool):
             return segment
-        return checked_segment(segment, self._files, self._request)
+        return check_segment(segment, self._files, self._request)
 
     async def make(self, segment: Segment) -> list[Segment]:
         """The segment with its call made or checked: several calls where several files change. Does not raise
@@ -92,7 +92,7 @@ class ClientEdits:
         files = self._files_to_edit(edit.path, edit.old)
         self._edited_paths |= set(files)
         try:
-            proposal = await self._propose(EditTask(files, without_lead(self._request)))
+            proposal = await self._propose(EditTask(files, strip_lead(self._request)))
         except KeystrokeError as error:
             log.info("a client's edit is not made here: %s", error)
             proposal = None
