@@ -25,7 +25,7 @@ from bench.record import record
 from keystroke.agent.chat.local import LocalChatModel
 from keystroke.agent.evaluation.evaluate import EvaluationConfig
 from keystroke.agent.evaluation.folder_solver import (
-    TESTS_SAID,
+    TESTS_FAILED,
     FolderSolver,
     prepare_workspace,
     run_scoring_tests,
@@ -116,7 +116,7 @@ def theirs(
             root = Path(folder) / "work"
             prepare_workspace(task, root)
             for number in range(1, TRIES + 1):
-                told = task.instruction + (TESTS_SAID.format(said=failed) if failed else "")
+                told = task.instruction + (TESTS_FAILED.format(said=failed) if failed else "")
                 program.do(url, root, told, given.limit)
                 scored = run_scoring_tests(task, root, sandbox)
                 if scored.ok:

@@ -23,7 +23,7 @@ from test_task import call, in_turn, scripted
 from keystroke.agent.attempts import StopPolicy, WatchState
 from keystroke.agent.evaluation.docstring_checks import DocstringChecks, docstring_examples
 from keystroke.agent.evaluation.evaluate import EvaluationConfig, Solution, evaluate, missing_tools
-from keystroke.agent.evaluation.examples import examples
+from keystroke.agent.evaluation.examples import find_examples
 from keystroke.agent.evaluation.folder_sets import folder_tasks, strip_downloads
 from keystroke.agent.evaluation.folder_solver import FolderSolver
 from keystroke.agent.evaluation.function_sets import function_tasks
@@ -145,7 +145,7 @@ def test_tests_of_unittest_are_scored(tmp_path: Path) -> None:
     ],
 )
 def test_examples_are_read_where_they_are_sure(text: str, found: tuple[str, ...]) -> None:
-    assert examples(text, "f") == found
+    assert find_examples(text, "f") == found
 
 
 def test_a_file_of_something_else_is_no_set(tmp_path: Path) -> None:

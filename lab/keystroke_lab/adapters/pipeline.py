@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from keystroke.agent.evaluation.source_archives import normalised
+from keystroke.agent.evaluation.source_archives import normalise_name
 from keystroke_lab.adapters.dataset import Progress, make_examples
 from keystroke_lab.adapters.examples import LEARNED
 from keystroke_lab.corpus.edits import collect_named
@@ -44,7 +44,7 @@ def python_names(count: int, index: PackageIndex, drawn: int, after: int = 0) ->
     NotFound where Debian's are asked for and this machine has no apt lists."""
     known = shuffled(project_names(debian_packages()), _SALT)[:count] if count else []
     others = shuffled(index.names(), _SALT)[after : after + drawn] if drawn else []
-    return list(dict.fromkeys(map(normalised, (*known, *others))))
+    return list(dict.fromkeys(map(normalise_name, (*known, *others))))
 
 
 def npm_names(count: int) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from keystroke.agent.evaluation.source_archives import normalised
+from keystroke.agent.evaluation.source_archives import normalise_name
 from keystroke_lab.corpus.archives import python_files
 from keystroke_lab.corpus.collecting import FILES_OF_A_PAIR, Report, collect_each, without_sweeps
 from keystroke_lab.corpus.filters import Refusal, clean
@@ -150,7 +150,7 @@ def collect_named(
     def ask(name: str) -> tuple[ProjectRecord, list[tuple[Release, bytes]]]:
         return named_releases(index, name, releases, until)
 
-    return _collect(ask, [normalised(name) for name in names], out, workers, processes, report)
+    return _collect(ask, [normalise_name(name) for name in names], out, workers, processes, report)
 
 
 def _collect(

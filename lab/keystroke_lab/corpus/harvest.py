@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keystroke.agent.evaluation.source_archives import normalised
+from keystroke.agent.evaluation.source_archives import normalise_name
 from keystroke.errors import InputError, KeystrokeError
 from keystroke_lab.corpus.archives import MAX_FILE, source_files
 from keystroke_lab.corpus.filters import Refusal, clean, is_test
@@ -74,7 +74,7 @@ class HarvestLimits:
 
 
 def harvested_path(folder: Path, name: str) -> Path:
-    return folder / f"{normalised(name)}.jsonl.gz"
+    return folder / f"{normalise_name(name)}.jsonl.gz"
 
 
 def read_project(path: Path) -> tuple[ProjectRecord, list[HarvestedFile]]:
@@ -183,7 +183,7 @@ def _was_cut(record: ProjectRecord, limits: HarvestLimits) -> bool:
 
 def _look_up(index: PackageIndex, name: str, limits: HarvestLimits) -> tuple[ProjectRecord, Download | None]:
     """What the index says of a project, and what to fetch if it is wanted."""
-    key = normalised(name)
+    key = normalise_name(name)
     project = _find(index, name, limits)
     if project is None:
         return ProjectRecord(key, "absent"), None
@@ -257,7 +257,7 @@ def harvest(
         try:
             return harvest_project(index, name, folder, limits, worker_pool)
         except (KeystrokeError, OSError, ValueError, ArithmeticError, BrokenExecutor) as error:
-            return ProjectRecord(normalised(name), f"failed: {type(error).__name__}")
+            return ProjectRecord(normalise_name(name), f"failed: {type(error).__name__}")
 
     with Processes(processes) as worker_pool, ThreadPoolExecutor(workers) as pool:
         for record in bounded(pool, one, names, workers * 2):

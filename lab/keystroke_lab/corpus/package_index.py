@@ -15,7 +15,7 @@ from urllib.parse import urljoin
 
 import httpx
 
-from keystroke.agent.evaluation.source_archives import configured_index, normalised
+from keystroke.agent.evaluation.source_archives import configured_index, normalise_name
 from keystroke_lab.corpus.downloads import Fetcher
 
 _UNSTABLE = re.compile(r"(a|b|c|rc|alpha|beta|dev|pre|post)\d*", re.I)
@@ -52,7 +52,7 @@ class IndexedProject:
     def requirements(self) -> frozenset[str]:
         """Names this project says it needs."""
         found = (re.match(r"[A-Za-z0-9._-]+", line) for line in self.info.get("requires_dist") or ())
-        return frozenset(normalised(m.group()) for m in found if m)
+        return frozenset(normalise_name(m.group()) for m in found if m)
 
 
 def _version_key(version: str) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ class PackageIndex:
 
     def project(self, name: str) -> IndexedProject | None:
         """The project, or None if the index has no such name or nothing of it is usable."""
-        page = f"{self.base}/pypi/{normalised(name)}/json"
+        page = f"{self.base}/pypi/{normalise_name(name)}/json"
         response = self._server.get(page)
         if response.status_code != 200:
             return None
@@ -123,7 +123,7 @@ class PackageIndex:
         if not releases:
             return None
         releases.sort(key=lambda r: (_version_key(r.version), r.uploaded))
-        return IndexedProject(normalised(name), data.get("info") or {}, min(dates), tuple(releases))
+        return IndexedProject(normalise_name(name), data.get("info") or {}, min(dates), tuple(releases))
 
     def fetch(self, download: Download) -> bytes:
         """The file's bytes, hash checked."""

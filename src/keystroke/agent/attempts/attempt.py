@@ -89,10 +89,10 @@ class RaceResult:
 
     def summary(self) -> str:
         """One line for the user."""
-        made = len(self.attempts)
+        count = len(self.attempts)
         early = sum(attempt.end is AttemptEnd.HOPELESS for attempt in self.attempts)
         beaten = sum(attempt.end is AttemptEnd.BEATEN for attempt in self.attempts)
-        parts = [f"{made} attempt{'s'[: made > 1]}"]
+        parts = [f"{count} attempt{'s'[: count > 1]}"]
         if early or beaten:
             parts.append(f"{early + beaten} ended early")
         rate = f" ({self.tokens / self.seconds:.0f} a second)" if self.seconds > 0 else ""

@@ -57,7 +57,7 @@ class Race:
         self,
         decoder: Decoder,
         prompt: Sequence[int],
-        chosen: Sequence[Sampling],
+        samplings: Sequence[Sampling],
         checker: AttemptChecker,
         *,
         workers: int = 4,
@@ -68,15 +68,15 @@ class Race:
         on_attempt: Callable[[Attempt], None] | None = None,
         busy: BusyClock | None = None,
     ) -> None:
-        """`chosen` holds one sampling per attempt. `steer` is called between steps: its tokens are
+        """`samplings` holds one sampling per attempt. `steer` is called between steps: its tokens are
         appended to what each attempt has written, and the answer starts again behind them. `on_attempt` is
         called on this thread when an attempt has ended or was checked. `busy` counts the time in which the
         model computes. The race closes the decoder."""
-        if not chosen:
+        if not samplings:
             raise UsageError("a race needs at least one attempt")
         self._decoder, self._prompt, self._checker = decoder, list(prompt), checker
-        self._waiting = [Attempt(number, sampling) for number, sampling in enumerate(chosen)]
-        self._width = self._full_width = min(decoder.width, len(chosen))
+        self._waiting = [Attempt(number, sampling) for number, sampling in enumerate(samplings)]
+        self._width = self._full_width = min(decoder.width, len(samplings))
         if decoder.slows and policy is StopPolicy.FIRST:
             self._width = 1
         self._workers, self._policy = workers, policy
@@ -90,7 +90,7 @@ class Race:
         self._checks: dict[Future[CheckResult | None], list[Attempt]] = {}
         self._checks_by_text: dict[str, Future[CheckResult | None]] = {}  # equal texts are checked once
         self._failed: list[Attempt] = []
-        self._over = Interrupt()  # stops checks that are no longer needed
+        self._stop_checks = Interrupt()  # stops checks that are no longer needed
         self._winner: Attempt | None = None
         self._started = 0.0
         self._prefill = 0.0
@@ -100,13 +100,13 @@ class Race:
         """Run all attempts. Raises Interrupted, and what an engine or a check raises."""
         self._started = time.perf_counter()
         pool = ThreadPoolExecutor(self._workers, "check")
-        with contextlib.ExitStack() as held:
-            held.callback(self._decoder.close)
-            held.callback(self._close)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._decoder.close)
+            stack.callback(self._close)
             # Checks that are no longer needed are stopped and not waited for: ending sixteen sandboxes takes
             # longer than generating sixteen answers.
-            held.callback(pool.shutdown, wait=False, cancel_futures=True)
-            held.callback(self._over.set)
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+            stack.callback(self._stop_checks.set)
             with self._busy:
                 self._reused = self._decoder.prefill(self._prompt, self._interrupt)
             self._prefill = time.perf_counter() - self._started
@@ -120,11 +120,11 @@ class Race:
                 elif not self._checks and not self._unchecked:
                     break
                 self._collect(pool)
-            self._end_others(AttemptEnd.BEATEN)
-            winner, why = self._select()
+            self._end_others()
+            winner, reason = self._select()
             seconds = time.perf_counter() - self._started
         attempts, length = tuple(self._attempts), len(self._prompt)
-        return RaceResult(attempts, winner, why, seconds, length, self._prefill, self._reused)
+        return RaceResult(attempts, winner, reason, seconds, length, self._prefill, self._reused)
 
     def _start_waiting(self) -> None:
         if self._attempts and not (self._live or self._checks or self._unchecked):
@@ -192,7 +192,7 @@ class Race:
             check = self._checks_by_text.get(attempt.text)
             if check is None:
                 check = self._checks_by_text[attempt.text] = pool.submit(
-                    self._checker.check, attempt.text, self._over
+                    self._checker.check, attempt.text, self._stop_checks
                 )
             self._checks.setdefault(check, []).append(attempt)
         self._unchecked.clear()
@@ -216,9 +216,9 @@ class Race:
             self._winner = attempt
             self._waiting.clear()
 
-    def _end_others(self, end: AttemptEnd) -> None:
+    def _end_others(self) -> None:
         for runner in tuple(self._live.values()):
-            self._end(runner, end)
+            self._end(runner, AttemptEnd.BEATEN)
             self._on_attempt(runner.attempt)
 
     def _close(self) -> None:

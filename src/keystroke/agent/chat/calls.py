@@ -25,7 +25,7 @@ body: %json {schema}
 """
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MARKED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-_BEGUN = re.compile(r'(?:<tool_call>|\A)\s*\{\s*"name":\s*"([^"\\]+)",\s*"arguments":\s*(?=\{)')
+_HEAD = re.compile(r'(?:<tool_call>|\A)\s*\{\s*"name":\s*"([^"\\]+)",\s*"arguments":\s*(?=\{)')
 _FENCED = re.compile(r"\A\s*(?:```(?:json)?\s*\n)?(\{.*\})\s*(?:```)?\s*\Z", re.DOTALL)
 
 _DECODER = json.JSONDecoder(strict=False)
@@ -74,15 +74,15 @@ def parse_calls(text: str) -> ParsedCalls:
     return ParsedCalls(rest, tuple(calls))
 
 
-def fixed_calls(text: str) -> tuple[ToolInvocation, ...]:
+def complete_calls(text: str) -> tuple[ToolInvocation, ...]:
     """The calls of an unfinished answer whose arguments are complete, as `parse_calls` will return them."""
     calls = []
-    for begun in _BEGUN.finditer(text):
+    for head in _HEAD.finditer(text):
         try:
-            arguments, _ = _DECODER.raw_decode(text, begun.end())
+            arguments, _ = _DECODER.raw_decode(text, head.end())
         except (ValueError, RecursionError):
             break
-        calls.append(ToolInvocation(begun[1], json.dumps(arguments)))
+        calls.append(ToolInvocation(head[1], json.dumps(arguments)))
     return tuple(calls)
 
 

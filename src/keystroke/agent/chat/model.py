@@ -145,15 +145,15 @@ class ModelAnswer(ABC):
         return tuple(ToolInvocation(name, arguments or "{}") for _, name, arguments in self._calls.values())
 
     @property
-    def fixed_calls(self) -> tuple[ToolInvocation, ...]:
+    def complete_calls(self) -> tuple[ToolInvocation, ...]:
         """Those of `calls` whose arguments are complete while the answer is still being written."""
-        from keystroke.agent.chat.calls import fixed_calls
+        from keystroke.agent.chat.calls import complete_calls
         from keystroke.agent.tools import ToolInvocation
 
         if not self._calls:
-            return fixed_calls(self.text)
-        fixed = takewhile(lambda call: _is_json(call[2]), self._calls.values())
-        return tuple(ToolInvocation(name, arguments) for _, name, arguments in fixed)
+            return complete_calls(self.text)
+        complete = takewhile(lambda call: _is_json(call[2]), self._calls.values())
+        return tuple(ToolInvocation(name, arguments) for _, name, arguments in complete)
 
     @property
     def seconds(self) -> float:
@@ -241,7 +241,7 @@ class ChatModel(ABC):
 
     name: str
     is_small: bool = False
-    probe_tools: bool = False  # whether it calls tools well is found out before it gets them
+    probe_tools: bool = False  # test whether it calls tools well before it gets them
     parallel_attempts: int = 1  # attempts that cost about as much as one
     joint_attempts: int = 1  # attempts that together take about as long as two, or less
     price: Price = Price()
@@ -269,7 +269,7 @@ class ChatModel(ABC):
                 if piece and on_text is not None:
                     on_text(piece)
                 if on_call is not None and (not piece or "}" in piece):
-                    for call in stream.fixed_calls:
+                    for call in stream.complete_calls:
                         if call not in called:
                             called.add(call)
                             on_call(call)

@@ -40,8 +40,8 @@ class RemoteChatModel(CompletionModel):
             self,
             messages,
             options,
-            lambda grown: self.server.stream_chat(
-                grown, options.params, options.tools or None, options.interrupt
+            lambda messages: self.server.stream_chat(
+                messages, options.params, options.tools or None, options.interrupt
             ),
         )
 
@@ -62,14 +62,14 @@ class RemoteChatModel(CompletionModel):
         before, after = trim_text(prefix, suffix, budget=budget)
         ending = Ending.at(prefix, suffix, lines)
         try:
-            return self._completed(before, after or None, ending, options)
+            return self._complete_text(before, after or None, ending, options)
         except UnsupportedModel:
             if not after:
                 raise
             # It cannot fill in the middle: like such a model on this machine, it continues what is before.
-            return self._completed(before, None, ending, options)
+            return self._complete_text(before, None, ending, options)
 
-    def _completed(
+    def _complete_text(
         self, before: str, after: str | None, ending: Ending, options: AnswerOptions
     ) -> tuple[str, AnswerReport]:
         with self._continue(before, after, options) as stream:

@@ -1,7 +1,7 @@
-"""Tells versions of a Python file apart by the examples in its docstrings, run in the sandbox.
+"""Scores versions of a Python file by the examples in its docstrings, run in the sandbox.
 
-Examples that hold already say nothing about a change, which may be about to make them wrong. So they count
-only where the file itself does not do what its docstrings show.
+Examples that all hold before the change give no information about it: the change may be meant to make them
+wrong. So they count only where one of them fails in the old file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from keystroke.agent.evaluation.examples import examples
+from keystroke.agent.evaluation.examples import find_examples
 from keystroke.agent.evaluation.programs import interpreter_pool, run_examples
 from keystroke.agent.sandbox import Sandbox
 from keystroke.analysis.syntax import try_parse
@@ -19,18 +19,19 @@ from keystroke.analysis.syntax import try_parse
 _SECONDS = 3.0
 _AT_ONCE = 4
 _MOST = 20  # examples
-# As a module: what a file does only as the main program is not done.
+# Run as a module, so that code for the main program is skipped.
 _MODULE = "__name__ = 'checked'\nexec(compile({text!r}, 'checked.py', 'exec'), globals())"
 
 
 class DocstringChecks:
-    """Runs nothing where the sandbox, which is looked for when there are examples, does not confine."""
+    """Runs nothing where the sandbox does not confine. It is searched for once there are examples."""
 
     def __init__(self, find_sandbox: Callable[[], Sandbox]) -> None:
         self._find_sandbox = find_sandbox
 
     def __call__(self, path: str, old: str, texts: Sequence[str]) -> list[float]:
-        """The share of the old text's examples that holds in each text; empty where they tell nothing."""
+        """The share of the old text's examples that hold in each text; empty where they give no
+        information."""
         shown = docstring_examples(old) if path.endswith(".py") else []
         if not shown or not (sandbox := self._find_sandbox()).confines:
             return []
@@ -47,6 +48,6 @@ def docstring_examples(text: str) -> list[str]:
     module = try_parse(text)
     found: list[str] = []
     for node in module.body if module is not None else ():
-        if isinstance(node, ast.FunctionDef) and (said := ast.get_docstring(node)) is not None:
-            found += examples(f"def {node.name}({ast.unparse(node.args)}):\n{said}", node.name)
+        if isinstance(node, ast.FunctionDef) and (docstring := ast.get_docstring(node)) is not None:
+            found += find_examples(f"def {node.name}({ast.unparse(node.args)}):\n{docstring}", node.name)
     return found[:_MOST]

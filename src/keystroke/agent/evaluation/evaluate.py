@@ -115,7 +115,7 @@ def evaluate(
                 skipped = TaskResult(
                     task.id, config.label, ResultStatus.SKIPPED, model=config.model, message=lacking
                 )
-                waiting.append(_finished(skipped))
+                waiting.append(_finished_future(skipped))
             else:
                 waiting.append(_solve(task, config, solver, pool, interrupt))
             collect(at_most=2 * jobs)
@@ -138,7 +138,7 @@ def _solve(
         raise
     except KeystrokeError as error:
         seconds = time.perf_counter() - began
-        return _finished(
+        return _finished_future(
             TaskResult(
                 task.id, config.label, ResultStatus.ERROR, seconds, model=config.model, message=str(error)
             )
@@ -146,7 +146,7 @@ def _solve(
     return pool.submit(_score, task, config, solution, solver, interrupt)
 
 
-def _finished(row: TaskResult) -> Future[TaskResult]:
+def _finished_future(row: TaskResult) -> Future[TaskResult]:
     future: Future[TaskResult] = Future()
     future.set_result(row)
     return future

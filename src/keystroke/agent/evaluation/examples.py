@@ -29,22 +29,22 @@ _SHOWN = re.compile(
 _NAMED = re.compile(r"\b(?P<name>[A-Za-z_]\w*)\s*[=:]\s*")
 
 
-def examples(text: str, entry: str) -> tuple[str, ...]:
+def find_examples(text: str, entry: str) -> tuple[str, ...]:
     """Assertions about `entry` that `text` states, each once, in order."""
     text = text.replace('"""', "\n").replace("'''", "\n")  # the end of a docstring ends an example
-    found = [*_asserted(text, entry), *_sessions(text, entry)]
+    found = [*_find_assertions(text, entry), *_find_sessions(text, entry)]
     if not found:
-        found = [*_stated(text, entry), *_described(text, entry)]
+        found = [*_find_calls(text, entry), *_find_inputs(text, entry)]
     return tuple(dict.fromkeys(found))
 
 
-def _asserted(text: str, entry: str) -> Iterator[str]:
+def _find_assertions(text: str, entry: str) -> Iterator[str]:
     for line in map(str.strip, text.splitlines()):
         if line.startswith("assert ") and entry in line and _parses(line):
             yield line
 
 
-def _sessions(text: str, entry: str) -> Iterator[str]:
+def _find_sessions(text: str, entry: str) -> Iterator[str]:
     try:
         known = doctest.DocTestParser().get_examples(text)
     except ValueError:
@@ -53,38 +53,38 @@ def _sessions(text: str, entry: str) -> Iterator[str]:
         source, want = example.source.strip(), example.want.strip()
         if entry not in source or not want or want.startswith("Traceback") or not _parses(source, "eval"):
             continue
-        value = _literal(want)
+        value = _leading_literal(want)
         if value is not None:
             yield f"assert {source} == {value}"
 
 
-def _stated(text: str, entry: str) -> Iterator[str]:
+def _find_calls(text: str, entry: str) -> Iterator[str]:
     for found in re.finditer(rf"(?<![\w.]){re.escape(entry)}\s*\(", text):
-        end = _closing(text, found.end() - 1)
+        end = _closing_bracket(text, found.end() - 1)
         if end is None:
             continue
         call = re.sub(r"\s*\n\s*", " ", text[found.start() : end])
         rest = text[end:].split("\n", 1)[0]
         arrow = _ARROW.match(rest)
-        if arrow is None or _literal(f"[{call[call.index('(') + 1 : -1]}]") is None:
+        if arrow is None or _leading_literal(f"[{call[call.index('(') + 1 : -1]}]") is None:
             continue
-        value = _literal(rest[arrow.end() :])
+        value = _leading_literal(rest[arrow.end() :])
         if value is not None:
             yield f"assert {call} == {value}"
 
 
-def _described(text: str, entry: str) -> Iterator[str]:
+def _find_inputs(text: str, entry: str) -> Iterator[str]:
     """Examples that name parameters."""
-    parameters = _parameters(text, entry)
+    parameters = _parameter_names(text, entry)
     for found in (*_SHOWN.finditer(text), *_GIVEN.finditer(text)):
-        value, given = _literal(found["want"]), _arguments(found["given"], parameters)
+        value, given = _leading_literal(found["want"]), _format_arguments(found["given"], parameters)
         if value is not None and given is not None:
             yield f"assert {entry}({given}) == {value}"
 
 
-def _parameters(text: str, entry: str) -> list[str]:
+def _parameter_names(text: str, entry: str) -> list[str]:
     found = re.search(rf"^def\s+{re.escape(entry)}\s*\(", text, re.MULTILINE)
-    end = _closing(text, found.end() - 1) if found else None
+    end = _closing_bracket(text, found.end() - 1) if found else None
     if found is None or end is None:
         return []
     try:
@@ -94,15 +94,15 @@ def _parameters(text: str, entry: str) -> list[str]:
     return [a.arg for a in function.args.args] if isinstance(function, ast.FunctionDef) else []
 
 
-def _arguments(given: str, parameters: list[str]) -> str | None:
+def _format_arguments(given: str, parameters: list[str]) -> str | None:
     """`a = 1, b = 2` as arguments, in the function's order; a lone literal where there is one parameter."""
     starts = list(_NAMED.finditer(given))
     if not starts and len(parameters) == 1:
-        return _literal(given)
+        return _leading_literal(given)
     values: dict[str, str] = {}
     for at, found in enumerate(starts):
         end = starts[at + 1].start() if at + 1 < len(starts) else len(given)
-        value = _literal(given[found.end() : end].strip().rstrip(","))
+        value = _leading_literal(given[found.end() : end].strip().rstrip(","))
         if value is None:
             return None
         values[found["name"]] = value
@@ -112,7 +112,7 @@ def _arguments(given: str, parameters: list[str]) -> str | None:
     return ", ".join(by_name[name.lower()] for name in parameters)
 
 
-def _closing(text: str, start: int) -> int | None:
+def _closing_bracket(text: str, start: int) -> int | None:
     """The end of the bracket at `start`; strings are skipped."""
     depth, quote = 0, ""
     for at in range(start, min(len(text), start + 2000)):
@@ -131,7 +131,7 @@ def _closing(text: str, start: int) -> int | None:
     return None
 
 
-def _literal(text: str) -> str | None:
+def _leading_literal(text: str) -> str | None:
     """The literal that a line begins with, as source; None where there is none."""
     text = re.sub(r"\b(?:true|false)\b", lambda word: word[0].capitalize(), text.strip())
     for candidate in (text, text.rstrip(".,;"), re.split(r"\s+#|\s{2,}|\.\s|;", text)[0].rstrip(".,")):

@@ -35,13 +35,13 @@ _PROGRAMS = {"go": "go", "rust": "cargo", "javascript": "npm", "java": "javac", 
 
 def folder_tasks(root: Path) -> list[FolderTask] | None:
     """The tasks of a folder; None where it has none in a known format."""
-    found = [_terminal_bench(path.parent) for path in sorted(root.glob("**/task.yaml"))]
+    found = [_read_terminal_bench(path.parent) for path in sorted(root.glob("**/task.yaml"))]
     if not found:
-        found = [_exercise(path.parents[1]) for path in sorted(root.glob("**/.meta/config.json"))]
+        found = [_read_exercise(path.parents[1]) for path in sorted(root.glob("**/.meta/config.json"))]
     return [task for task in found if task is not None] or None
 
 
-def _terminal_bench(folder: Path) -> FolderTask | None:
+def _read_terminal_bench(folder: Path) -> FolderTask | None:
     try:
         config: Any = yaml.safe_load((folder / "task.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -56,11 +56,11 @@ def _terminal_bench(folder: Path) -> FolderTask | None:
         id=folder.name,
         instruction=instruction.replace("/app/", ""),
         source=folder / "workspace",
-        files=_mentioned(instruction),
+        files=_mentioned_files(instruction),
         tests={**tests, f"{_TESTS}/run-tests.sh": script},
         command=f"bash ../{_TESTS}/run-tests.sh",
         seconds=min(float(config.get("max_test_timeout_sec") or 180.0), 300.0),
-        needs=_needed(folder.name, script),
+        needs=_list_needs(folder.name, script),
         container=True,
         environment={"TEST_DIR": "{root}/" + _TESTS, **_PLAIN},
     )
@@ -72,7 +72,7 @@ def strip_downloads(script: str) -> str:
     return "\n".join(lines).replace("uv run ", "") + "\n"
 
 
-def _needed(name: str, script: Path) -> tuple[str, ...]:
+def _list_needs(name: str, script: Path) -> tuple[str, ...]:
     """What a task's tests need, judged by its name and its script."""
     text = script.read_text(encoding="utf-8", errors="replace")
     language = next((key for key in _PROGRAMS if f"_{key}_" in name), "")
@@ -81,14 +81,14 @@ def _needed(name: str, script: Path) -> tuple[str, ...]:
     return ("program:bash", "pytest") if "pytest" in text else ("program:bash",)
 
 
-def _mentioned(instruction: str) -> tuple[str, ...]:
+def _mentioned_files(instruction: str) -> tuple[str, ...]:
     """Files that an instruction asks to be written."""
     found = _FILES.search(instruction)
     names = re.split(r"[\s,]+", found[1].strip()) if found else []
     return tuple(name.removeprefix("/app/").rstrip(".") for name in names if "." in name)
 
 
-def _exercise(folder: Path) -> FolderTask | None:
+def _read_exercise(folder: Path) -> FolderTask | None:
     """A Python exercise: a stub, instructions, tests."""
     try:
         config: Any = json.loads((folder / ".meta" / "config.json").read_text(encoding="utf-8"))

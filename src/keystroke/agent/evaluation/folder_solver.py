@@ -34,7 +34,7 @@ from keystroke.assist.edit import Journal, Workspace
 from keystroke.engine.base import Interrupt
 from keystroke.errors import KeystrokeError, UsageError
 
-TESTS_SAID = """
+TESTS_FAILED = """
 
 This was written already, and its tests fail:
 ```
@@ -59,7 +59,7 @@ class FolderSolver:
             for number in range(min(config.tries, task.tries)):
                 began = time.perf_counter()
                 agent = self._agent(task, config, root, folder_path / "state", interrupt)
-                instruction = task.instruction + (TESTS_SAID.format(said=failed) if failed else "")
+                instruction = task.instruction + (TESTS_FAILED.format(said=failed) if failed else "")
                 try:
                     ended = agent.run(instruction)
                 except KeystrokeError as error:

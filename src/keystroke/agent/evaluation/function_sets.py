@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from keystroke.agent.evaluation.examples import examples
+from keystroke.agent.evaluation.examples import find_examples
 from keystroke.agent.evaluation.tasks import FunctionTask
 from keystroke.errors import InputError
 
@@ -21,20 +21,20 @@ _LARGEST = 512 << 20
 
 def function_tasks(path: Path) -> list[FunctionTask] | None:
     """The tasks of a file of JSON lines or one JSON list; None for other files."""
-    rows = _rows(path)
+    rows = _read_rows(path)
     if not rows:
         return None
     known = set(rows[0])
     if {"prompt", "entry_point", "base_input", "canonical_solution"} <= known:
-        return [_differential(row) for row in rows]
+        return [_read_mbpp_plus(row) for row in rows]
     if {"prompt", "entry_point", "test"} <= known:
-        return [_human_eval(row) for row in rows]
+        return [_read_human_eval(row) for row in rows]
     if {"instruct_prompt", "complete_prompt", "test", "entry_point"} <= known:
-        return [_big_code(row) for row in rows]
+        return [_read_big_code(row) for row in rows]
     return None
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _read_rows(path: Path) -> list[dict[str, Any]]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read(_LARGEST + 1)
@@ -55,21 +55,26 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def _human_eval(row: dict[str, Any]) -> FunctionTask:
+def _read_human_eval(row: dict[str, Any]) -> FunctionTask:
     prompt, entry = str(row["prompt"]), str(row["entry_point"])
     tests = f"{row['test']}\n\ncheck({entry})\n"
     return FunctionTask(
-        str(row.get("task_id", entry)), prompt, entry, tests, _before(prompt, entry), examples(prompt, entry)
+        str(row.get("task_id", entry)),
+        prompt,
+        entry,
+        tests,
+        _context_before(prompt, entry),
+        find_examples(prompt, entry),
     )
 
 
-def _before(prompt: str, entry: str) -> str:
+def _context_before(prompt: str, entry: str) -> str:
     """The part of a prompt before the function: imports and helpers that the answer may use."""
     found = re.search(rf"^(?:async\s+)?def\s+{re.escape(entry)}\b", prompt, re.MULTILINE)
     return prompt[: found.start()] if found else ""
 
 
-def _big_code(row: dict[str, Any]) -> FunctionTask:
+def _read_big_code(row: dict[str, Any]) -> FunctionTask:
     prompt, entry = str(row["complete_prompt"]), str(row["entry_point"])
     tests = f"{row['test']}\n\nimport unittest as _unittest\n_unittest.main(argv=['x'], verbosity=0)\n"
     return FunctionTask(
@@ -77,14 +82,14 @@ def _big_code(row: dict[str, Any]) -> FunctionTask:
         prompt,
         entry,
         tests,
-        _before(prompt, entry),
-        examples(prompt, entry),
+        _context_before(prompt, entry),
+        find_examples(prompt, entry),
         seconds=60.0,
-        needs=_imported(f"{row['test']}\n{_before(prompt, entry)}"),
+        needs=_imported_packages(f"{row['test']}\n{_context_before(prompt, entry)}"),
     )
 
 
-def _imported(text: str) -> tuple[str, ...]:
+def _imported_packages(text: str) -> tuple[str, ...]:
     """The packages a program imports at top level."""
     try:
         body = ast.parse(text).body
@@ -137,11 +142,11 @@ def _compare(candidate):
 '''
 
 
-def _differential(row: dict[str, Any]) -> FunctionTask:
+def _read_mbpp_plus(row: dict[str, Any]) -> FunctionTask:
     """MBPP+: inputs in JSON, a reference solution, and assertions that show the types."""
     prompt, entry = str(row["prompt"]), str(row["entry_point"])
     assertion = str(row.get("assertion", ""))
-    like, seen = _form(assertion, entry)
+    like, seen = _comparison_form(assertion, entry)
     inputs = [*row["base_input"], *row.get("plus_input", ())]
     solution = re.sub(rf"(?<![\w.]){re.escape(entry)}\b", "_known", str(row["canonical_solution"]))
     tests = "\n".join(
@@ -156,10 +161,12 @@ def _differential(row: dict[str, Any]) -> FunctionTask:
             "_compare(_candidate)\n",
         )
     )
-    return FunctionTask(str(row["task_id"]), prompt, entry, tests, "", examples(prompt, entry), seconds=30.0)
+    return FunctionTask(
+        str(row["task_id"]), prompt, entry, tests, "", find_examples(prompt, entry), seconds=30.0
+    )
 
 
-def _form(assertion: str, entry: str) -> tuple[str, str]:
+def _comparison_form(assertion: str, entry: str) -> tuple[str, str]:
     """From the first assertion: its arguments, whose types the inputs take, and the function applied to an
     answer before it is compared, such as `set`."""
     try:
@@ -172,11 +179,11 @@ def _form(assertion: str, entry: str) -> tuple[str, str]:
         for node in ast.walk(line.test):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == entry:
                 arguments = ast.unparse(ast.Tuple(node.args, ast.Load()))
-                return f"list({arguments})", _around(line.test, node)
+                return f"list({arguments})", _enclosing_call(line.test, node)
     return "[]", "lambda answer: answer"
 
 
-def _around(test: ast.expr, call: ast.Call) -> str:
+def _enclosing_call(test: ast.expr, call: ast.Call) -> str:
     if test is call or (isinstance(test, ast.UnaryOp) and test.operand is call):
         return "bool"
     for node in ast.walk(test):

@@ -36,7 +36,7 @@ def _try(passed, failed, check, source):
 import math
 _passed, _failed = [], []
 """
-_TOLD = r"""
+_REPORT = r"""
 if _failed:
     print("\n\n%d %d" % (len(_passed), len(_failed)))
     print("\n".join(_failed[:3]))
@@ -109,7 +109,7 @@ def run_examples(
         checks.append(f"def _check{number}():\n    {example}\n")
         shown = example.removeprefix("assert ").strip()[:300]
         checks.append(f"_try(_passed, _failed, _check{number}, {shown!r})\n")
-    program = "\n".join([code, _CHECK, *checks, _TOLD])
+    program = "\n".join([code, _CHECK, *checks, _REPORT])
     word = secrets.token_hex(8)
     ended = ready.run(_with_end_marker(program, word), seconds, interrupt)
     if _reached(ended, word):

@@ -66,8 +66,8 @@ def prepare_task(task: ReleaseTask, folder: Path, fetch: Fetch) -> FolderTask:
     """Create the task below `folder`: the old source with the new tests. Unpacks once."""
     target_folder = folder / f"{task.package}-{task.old}-{task.new}"
     if not (target_folder / "ready").exists():
-        new = unpack_archive(_checked(fetch(task.package, task.new), task.new_sha256, task))
-        old = unpack_archive(_checked(fetch(task.package, task.old), task.old_sha256, task))
+        new = unpack_archive(_check_hash(fetch(task.package, task.new), task.new_sha256, task))
+        old = unpack_archive(_check_hash(fetch(task.package, task.old), task.old_sha256, task))
         write_tree(target_folder / "source", old | {path: new[path] for path in support_files(new)})
         write_tree(target_folder / "tests", {path: new[path] for path in support_files(new)})
         (target_folder / "ready").touch()
@@ -119,7 +119,7 @@ def is_test(path: str) -> bool:
     )
 
 
-def _checked(data: bytes, sha256: str, task: ReleaseTask) -> bytes:
+def _check_hash(data: bytes, sha256: str, task: ReleaseTask) -> bytes:
     if hashlib.sha256(data).hexdigest() != sha256:
         raise InputError(f"an archive of {task.package} is not the one this set was verified with")
     return data

@@ -37,10 +37,10 @@ def summarise(rows: Iterable[TaskResult]) -> list[Summary]:
     groups: dict[str, list[TaskResult]] = {}
     for row in rows:
         groups.setdefault(row.label, []).append(row)
-    return [_summary(label, found) for label, found in groups.items()]
+    return [_summarise_rows(label, found) for label, found in groups.items()]
 
 
-def _summary(label: str, rows: Sequence[TaskResult]) -> Summary:
+def _summarise_rows(label: str, rows: Sequence[TaskResult]) -> Summary:
     counted = [row for row in rows if row.status is not ResultStatus.SKIPPED]
     passed = sum(row.status is ResultStatus.PASSED for row in counted)
     count = len(counted)

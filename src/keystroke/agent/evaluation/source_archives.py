@@ -18,20 +18,20 @@ from keystroke.errors import InputError, Unavailable
 _TRIES = 4
 
 
-def normalised(name: str) -> str:
+def normalise_name(name: str) -> str:
     """The form under which an index knows a project."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def configured_index() -> str:
-    """The base address of pip's index, without `/simple`: from the environment, pip's settings, or pip's own
-    words about its default."""
-    address = os.environ.get("PIP_INDEX_URL", "").strip() or _pip("config", "get", "global.index-url")
+    """The base address of pip's index, without `/simple`: from the environment, pip's settings, or the
+    default in pip's help text."""
+    address = os.environ.get("PIP_INDEX_URL", "").strip() or _run_pip("config", "get", "global.index-url")
     if not address:
-        said = re.search(
-            r"--index-url <url>[^(]*\(default (\S+)\)", " ".join(_pip("download", "--help").split())
+        match = re.search(
+            r"--index-url <url>[^(]*\(default (\S+)\)", " ".join(_run_pip("download", "--help").split())
         )
-        address = said[1] if said else ""
+        address = match[1] if match else ""
     if not address.startswith(("http://", "https://")):
         raise InputError(
             f"pip's index {address!r} is not a web address; set index-url to one that serves JSON metadata"
@@ -39,30 +39,30 @@ def configured_index() -> str:
     return address.rstrip("/").removesuffix("/simple")
 
 
-def _pip(*arguments: str) -> str:
-    asked = subprocess.run(
+def _run_pip(*arguments: str) -> str:
+    done = subprocess.run(
         [sys.executable, "-P", "-m", "pip", *arguments], capture_output=True, text=True, check=False
     )
-    return asked.stdout.strip()
+    return done.stdout.strip()
 
 
 def source_archive(package: str, version: str, folder: Path) -> bytes:
     """The archive, kept in `folder` once downloaded. The caller checks its hash."""
-    kept = folder / f"{package}-{version}"
-    if kept.is_file():
-        return kept.read_bytes()
-    page = f"{configured_index()}/pypi/{normalised(package)}/json"
+    archive = folder / f"{package}-{version}"
+    if archive.is_file():
+        return archive.read_bytes()
+    page = f"{configured_index()}/pypi/{normalise_name(package)}/json"
     with httpx.Client(timeout=60, follow_redirects=True) as client:
-        described = _get(client, page)
-        known = described.json().get("releases", {}) if described.status_code == 200 else {}
+        response = _get(client, page)
+        known = response.json().get("releases", {}) if response.status_code == 200 else {}
         for file in known.get(version, ()):
             name = str(file.get("filename", ""))
             if file.get("packagetype") == "sdist" and name.endswith((".tar.gz", ".zip", ".tgz")):
                 data = _get(client, urljoin(page, file["url"])).raise_for_status().content
                 folder.mkdir(parents=True, exist_ok=True)
-                part = kept.with_name(f"{kept.name}.part")
+                part = archive.with_name(f"{archive.name}.part")
                 part.write_bytes(data)
-                part.replace(kept)
+                part.replace(archive)
                 return data
     raise InputError(f"the package index has no source archive of {package} {version}")
 
@@ -72,8 +72,8 @@ def _get(client: httpx.Client, url: str) -> httpx.Response:
 
 
 def with_retries(ask: Callable[[], httpx.Response], server: str) -> httpx.Response:
-    """The answer of `ask`, whatever it says; asked again, with growing pauses, while the server fails. Raises
-    Unavailable, which names the `server`, after the last try."""
+    """The response of `ask`, whatever its status below 500; repeated with growing pauses while the server
+    fails or limits requests. Raises Unavailable, which names the `server`, after the last try."""
     for attempt in range(_TRIES):
         try:
             response = ask()

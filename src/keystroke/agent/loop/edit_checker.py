@@ -80,7 +80,7 @@ class EditChecker:
         first = focused_command(self._check, before, lambda: affected_tests(trial, path))
         if first is not None and before is not None:
             failing = self._runner.run_check(first, trial, interrupt)
-            # Something that passed is broken, or nothing of what fails now is mended.
+            # A test that passed fails now, or none of the failing ones passes.
             if not failing.ok and (before.ok or not count_tests(failing.output).passed):
                 return CheckResult(_TYPES_PASS, f"`{self._check}` fails:\n{failure_message(failing)}")
         ended = self._runner.run_check(self._check, trial, interrupt)

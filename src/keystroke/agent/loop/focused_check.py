@@ -1,7 +1,7 @@
-"""The part of a slow test command that a change must pass first: the tests that fail now, or those of what is
-changed.
+"""The part of a slow test command that a change must pass first: the tests that fail now, or those of the
+changed files.
 
-Only plain commands of pytest are narrowed. Whatever passes is checked with the whole command afterwards.
+Only plain commands of pytest are narrowed. A change that passes is checked with the whole command afterwards.
 """
 
 from __future__ import annotations

@@ -27,14 +27,14 @@ class ChangeHunk:
     last: int
     before: str
     after: str
-    whole: str = ""  # "added" or "removed" for a whole file
+    whole: str = ""  # "added" or "removed" where the hunk is a whole file
 
 
 def split_hunks(plan: EditPlan) -> list[ChangeHunk]:
     """The hunks of a change, in order."""
     found: list[ChangeHunk] = []
     for change in plan.changes:
-        for lines in _parts(change):
+        for lines in _split_change(change):
             found.append(replace(lines, number=len(found)))
     return found
 
@@ -48,38 +48,38 @@ def select_hunks(plan: EditPlan, numbers: Collection[int]) -> EditPlan:
     wanted = [hunk for hunk in hunks if hunk.number in set(numbers)]
     changes = []
     for change in plan.changes:
-        mine = [hunk for hunk in wanted if hunk.path == change.path]
-        if not mine:
+        selected = [hunk for hunk in wanted if hunk.path == change.path]
+        if not selected:
             continue
-        if mine[0].whole or len(mine) == sum(hunk.path == change.path for hunk in hunks):
+        if selected[0].whole or len(selected) == sum(hunk.path == change.path for hunk in hunks):
             changes.append(change)
             continue
         text = change.before.text if change.before is not None else ""
-        at = _starts(text)
+        at = _line_starts(text)
         after = apply_edits(
-            text, [Edit(at[h.first - 1], at[h.first - 1] + len(h.before), h.after) for h in mine]
+            text, [Edit(at[h.first - 1], at[h.first - 1] + len(h.before), h.after) for h in selected]
         )
         changes.append(replace(change, after=after, edits=minimal_diff(text, after)))
     return EditPlan(plan.workspace, plan.instruction, tuple(changes))
 
 
-def _parts(change: FileChange) -> list[ChangeHunk]:
+def _split_change(change: FileChange) -> list[ChangeHunk]:
     before = change.before.text if change.before is not None else ""
     if change.before is None or change.after is None:
         whole = "added" if change.before is None else "removed"
         last = len(before.splitlines())
         return [ChangeHunk(0, change.path, 1, last, before, change.after or "", whole)]
-    at = _starts(before)
+    at = _line_starts(before)
     spans = []
     for edit in change.edits:
-        first, last = _line(at, edit.start), _line(at, edit.end)
+        first, last = _line_of(at, edit.start), _line_of(at, edit.end)
         # Whole lines that are added or removed touch no other line.
         clean = (
             edit.start == at[first] and edit.end == at[last] and (not edit.text or edit.text.endswith("\n"))
         )
         spans.append((first, last if clean else min(last + 1, len(at) - 1), edit))
     parts = []
-    for _, group in groupby(_joined(spans), key=lambda span: span[0]):
+    for _, group in groupby(_number_spans(spans), key=lambda span: span[0]):
         members = list(group)
         first, last = members[0][1], max(span[2] for span in members)
         start, end = at[first], at[last]
@@ -89,7 +89,7 @@ def _parts(change: FileChange) -> list[ChangeHunk]:
     return parts
 
 
-def _joined(spans: list[tuple[int, int, Edit]]) -> list[tuple[int, int, int, Edit]]:
+def _number_spans(spans: list[tuple[int, int, Edit]]) -> list[tuple[int, int, int, Edit]]:
     """Spans with the number of the hunk they belong to: those that share a line share a hunk."""
     numbered: list[tuple[int, int, int, Edit]] = []
     number, reach = -1, -1
@@ -101,7 +101,7 @@ def _joined(spans: list[tuple[int, int, Edit]]) -> list[tuple[int, int, int, Edi
     return numbered
 
 
-def _starts(text: str) -> list[int]:
+def _line_starts(text: str) -> list[int]:
     """The offset of each line, and of the end."""
     starts = [0]
     for line in text.split("\n")[:-1]:
@@ -111,6 +111,6 @@ def _starts(text: str) -> list[int]:
     return starts
 
 
-def _line(starts: list[int], offset: int) -> int:
+def _line_of(starts: list[int], offset: int) -> int:
     """The line that holds an offset."""
     return bisect_right(starts, offset) - 1

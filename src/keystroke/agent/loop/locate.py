@@ -1,8 +1,7 @@
 """Finds the files and lines of a project that an instruction is about, without a model.
 
 Uses paths and identifiers in the instruction, and locations and names in the output of a failing check. A
-test that must pass shows the fault and is not where it is fixed. `assist/edit/choice` selects the lines
-within a file.
+test that must pass shows the fault but is not changed. `assist/edit/choice` selects the lines within a file.
 """
 
 from __future__ import annotations

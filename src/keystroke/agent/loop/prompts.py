@@ -1,7 +1,7 @@
 """Prompts for models with tools.
 
-Text from files and commands is marked as data. That it does no harm does not depend on the model:
-approvals and the sandbox see to it.
+Text from files and commands is marked as data. Safety does not depend on the model: approvals and the sandbox
+enforce it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def check_failed(line: str, output: str) -> Message:
     return {"role": "user", "content": f"`{line}` still fails:\n{output}\nMend the source."}
 
 
-def damaged(problems: Sequence[str]) -> Message:
+def damage_found(problems: Sequence[str]) -> Message:
     listed = "\n".join(f"- {problem}" for problem in problems[:5])
     return {"role": "user", "content": f"Your change is not right yet:\n{listed}\nMend it."}
 

@@ -95,23 +95,23 @@ class TaskStore:
 
     def all(self) -> Iterator[TaskRecord]:
         """Newest first; unreadable records are skipped."""
-        return _readable(sorted(self._folder.glob("*.json"), reverse=True))
+        return _read_records(sorted(self._folder.glob("*.json"), reverse=True))
 
 
 def find_record(state: Path, task: str) -> TaskRecord:
     """A task of any workspace, by its id. NotFound."""
     paths = (state / "tasks").glob(f"*/{task}.json") if task.isdigit() else ()
-    if (record := next(_readable(paths), None)) is not None:
+    if (record := next(_read_records(paths), None)) is not None:
         return record
     raise NotFound(f"there is no task {task:.60} here")
 
 
 def all_records(state: Path) -> Iterator[TaskRecord]:
     """The tasks of all workspaces, newest first; unreadable records are skipped."""
-    return _readable(sorted((state / "tasks").glob("*/*.json"), key=lambda path: path.name, reverse=True))
+    return _read_records(sorted((state / "tasks").glob("*/*.json"), key=lambda path: path.name, reverse=True))
 
 
-def _readable(paths: Iterable[Path]) -> Iterator[TaskRecord]:
+def _read_records(paths: Iterable[Path]) -> Iterator[TaskRecord]:
     for path in paths:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             yield msgspec.json.decode(path.read_bytes(), type=TaskRecord)

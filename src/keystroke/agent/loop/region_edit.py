@@ -45,24 +45,26 @@ class RegionEdit:
         return fenced(self.region.parts(self.text)[1]).partition("\n")[2]
 
     def messages(self) -> list[Message]:
-        asked = self.instruction
+        instruction = self.instruction
         if self.failure:
-            asked += f"\n\nThis is what fails now:\n{fenced(self.failure)}"
+            instruction += f"\n\nThis is what fails now:\n{fenced(self.failure)}"
         if self.refused:
-            asked += f"\n\nAn answer before this one was refused: {self.refused}"
+            instruction += f"\n\nAn answer before this one was refused: {self.refused}"
         shown = {self.region.path: excerpt(self.text, self.region.path, self.region, self.instruction)}
-        messages: list[Message] = list(rewrite_messages(self.region, self.text, asked, self.rules, shown))
+        messages: list[Message] = list(
+            rewrite_messages(self.region, self.text, instruction, self.rules, shown)
+        )
         if self.failure:  # without it, small models copy the code that has to be repaired
             messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{_WRONG}"}
         return messages
 
     def retry_messages(self, answer: str, problem: str) -> list[Message]:
         """The conversation that shows a failed answer."""
-        said = f"That cannot be used: {problem}\nWrite it again, corrected and complete."
+        message = f"That cannot be used: {problem}\nWrite it again, corrected and complete."
         return [
             *self.messages(),
             {"role": "assistant", "content": self.opening + answer},
-            {"role": "user", "content": said},
+            {"role": "user", "content": message},
         ]
 
     def watch(self) -> Callable[[str], bool]:
@@ -73,5 +75,5 @@ class RegionEdit:
 
     def apply_answer(self, answer: str) -> str | EditFailure:
         """The whole file with an answer applied, or what is wrong with the answer."""
-        whole = answer if _FENCED.match(answer) else self.opening + answer
-        return read_rewrite(whole, self.region, self.text, self.instruction)
+        complete = answer if _FENCED.match(answer) else self.opening + answer
+        return read_rewrite(complete, self.region, self.text, self.instruction)

@@ -51,7 +51,9 @@ class RewriteStrategy(AgentStrategy):
                 task.refused = ""
                 regions = self._find_regions(task)
             else:
-                regions = _larger(regions, {r.path: read_text(task.overlay, r.path) for r in regions})
+                regions = _enlarge_regions(
+                    regions, {r.path: read_text(task.overlay, r.path) for r in regions}
+                )
             if self._rewrite_all(task, regions):
                 return True
             task.tries += 1
@@ -109,13 +111,13 @@ class RewriteStrategy(AgentStrategy):
                 )
             task.add_receipt(reply.receipt)
             chosen = parse_pointing(reply.text, parts)
-            pointed = [
+            chosen_regions = [
                 region
                 for name in files
                 for region in regions_for(name, [p.unit for p in chosen if p.path == name], texts[name])
             ]
-            if pointed:
-                return pointed
+            if chosen_regions:
+                return chosen_regions
         return list(choice.regions) or [Region(files[0])]
 
     def _rewrite_all(self, task: TaskState, regions: Sequence[Region]) -> bool:
@@ -143,7 +145,8 @@ class RewriteStrategy(AgentStrategy):
         task.begin_step(f"{'rewrite' if text else 'write'} {describe_region(region, text)}")
         edit = RegionEdit(region, text, task.instruction, task.rules, task.failure, task.refused)
         commands = (options.check, options.types) if check else ()
-        # A rule is asked for once; a change that still breaks it is made and reported.
+        # The first round enforces the project's rules; later a change that breaks one is applied and
+        # reported.
         checker = EditChecker(
             task.overlay,
             edit,
@@ -209,7 +212,7 @@ class RewriteStrategy(AgentStrategy):
 
     @staticmethod
     def _keep_progress(task: TaskState, checker: EditChecker, race: RaceResult) -> bool:
-        """Take over the change of the best attempt, if more tests pass with it than before."""
+        """Adopt the change of the best attempt, if more tests pass with it than before."""
         before = count_tests(task.last_check.output) if task.last_check is not None else PassFailTally()
         for attempt in sorted(race.attempts, key=lambda attempt: -attempt.score):
             result = attempt.check_result.command if attempt.check_result is not None else None
@@ -233,7 +236,7 @@ def _is_whole_file(text: str, instruction: str) -> bool:
     return text.count("\n") <= WHOLE and (described or _EVERY.search(instruction) is not None)
 
 
-def _larger(regions: Sequence[Region], texts: dict[str, str]) -> list[Region]:
+def _enlarge_regions(regions: Sequence[Region], texts: dict[str, str]) -> list[Region]:
     """The next larger region around each region, without duplicates."""
     return list(dict.fromkeys(enclosing_region(region, texts[region.path]) for region in regions))
 

@@ -1,4 +1,4 @@
-"""What a task is given and the state it works on; both strategies of the agent share them."""
+"""The inputs of a task and its state; both strategies of the agent share them."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ class TaskState:
         self.save()
 
     def find_damage(self, *, complete: bool) -> list[str]:
-        """What is wrong with the change so far, one sentence for each file; repairs what needs no question.
-        `complete`: the change is to be the whole of the task. A command may rewrite a file as it likes, as
-        long as it still parses."""
+        """The faults of the change so far, one sentence for each file; unambiguous ones are repaired.
+        `complete`: the change should be the whole task. A command may rewrite a file in any way, as long as
+        it still parses."""
         problems = []
         for change in self.overlay.plan("").changes:
             if change.after is None:

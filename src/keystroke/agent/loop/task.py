@@ -116,13 +116,13 @@ class AgentTask:
             task.tools = tuple(self._mcp.start())
         model, has_deep = self._models.model, self._models.open_deep is not None
         try:
-            done = _strategy(model, task).run(task)
+            done = _choose_strategy(model, task).run(task)
         except HandoverRequested:
             done = False
             task.note(f"{model.name} hands over")
             task.instruction = "\n".join([task.instruction, *self._control.steering.drain()])
         if not done and has_deep:
-            done = _strategy(self._open_deep(task, "takes over"), task).run(task)
+            done = _choose_strategy(self._open_deep(task, "takes over"), task).run(task)
         if not done:
             return self._end(task, EndStatus.FAILED, self._failure_line(task))
         if self._options.review and has_deep and task.overlay.texts:
@@ -209,7 +209,7 @@ class AgentTask:
             self._identity = replace(self._identity, id=previous.id)
             self._created = previous.created or self._created
             self.overlay = Overlay.restore(workspace, previous.overlay)
-            instruction = _continued(instruction, previous)
+            instruction = _combine_instructions(instruction, previous)
         busy = BusyClock()
         runner = self._runner = Runner(
             permissions.sandbox,
@@ -279,8 +279,8 @@ def waiting_record(
     )
 
 
-def _continued(instruction: str, previous: TaskRecord) -> str:
-    """The instruction of a continued task: what is said now adds to a task that is not done."""
+def _combine_instructions(instruction: str, previous: TaskRecord) -> str:
+    """The instruction of a continued task: a new instruction is added to that of an unfinished task."""
     added = instruction.strip()
     if previous.status == EndStatus.DONE and added:
         return added
@@ -289,7 +289,7 @@ def _continued(instruction: str, previous: TaskRecord) -> str:
     return f"{previous.instruction.strip()}\n{added}"
 
 
-def _strategy(model: ChatModel, task: TaskState) -> AgentStrategy:
+def _choose_strategy(model: ChatModel, task: TaskState) -> AgentStrategy:
     if not model.is_small and model.probe_tools and not calls_tools(model, task.control.interrupt):
         task.note(f"{model.name} does not call tools reliably; it rewrites regions instead")
         return RewriteStrategy(model)

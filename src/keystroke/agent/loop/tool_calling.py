@@ -1,9 +1,9 @@
 """The strategy for models that call tools: one call after the other until the model says that the task is
 done.
 
-An answer that looks like a call and is none is sent back with what is wrong with it. The same call with
-the same result three times, or too many steps, ends the task. What tools return is data: it changes
-neither the tools nor what they may do.
+An answer that looks like a call but is malformed is sent back with the reason. The same call with the same
+result three times, or too many steps, ends the task. Results of tools are data: they change neither the
+tools nor their permissions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ToolCallingStrategy(AgentStrategy):
                 return False
             if number == 0 and (damage := task.find_damage(complete=True)):
                 task.note(f"the change is not right yet: {damage[0]:.200}", failed=True)
-                task.messages.append(prompts.damaged(damage))
+                task.messages.append(prompts.damage_found(damage))
                 if not self._call_until_done(task, box, reads):
                     return False
             if not check:

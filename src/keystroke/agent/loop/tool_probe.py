@@ -1,7 +1,7 @@
 """Tests whether a model calls tools well enough for the tool loop, with two tiny tasks.
 
-The size of a model does not say it. A model that fails gets regions to rewrite, as a small one does. The
-result is kept for the process, by the model's name.
+A model's size does not predict it. A model that fails gets regions to rewrite, as a small one does. The
+result is cached for the process, by the model's name.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ def calls_tools(model: ChatModel, interrupt: Interrupt) -> bool:
     """Whether the model reads a file when it has to, and edits one that it has read. Raises Interrupted."""
     if model.name not in _known:
         try:
-            _known[model.name] = _reads(model, interrupt) and _edits(model, interrupt)
+            _known[model.name] = _can_read(model, interrupt) and _can_edit(model, interrupt)
         except Interrupted:
             raise
         except KeystrokeError:
-            return True  # the task itself will say what is wrong with the model
+            return True  # the task itself reports what is wrong with the model
     return _known[model.name]
 
 
-def _reads(model: ChatModel, interrupt: Interrupt) -> bool:
+def _can_read(model: ChatModel, interrupt: Interrupt) -> bool:
     call = _first_call(model, interrupt, [{"role": "user", "content": "Read the file area.py."}])
     return call is not None and call[0] == ReadTool.name and call[1].get("path") == "area.py"
 
 
-def _edits(model: ChatModel, interrupt: Interrupt) -> bool:
-    asked = f"area.py is:\n{_FILE}\nEdit it: area must multiply instead of adding."
-    call = _first_call(model, interrupt, [{"role": "user", "content": asked}])
+def _can_edit(model: ChatModel, interrupt: Interrupt) -> bool:
+    request = f"area.py is:\n{_FILE}\nEdit it: area must multiply instead of adding."
+    call = _first_call(model, interrupt, [{"role": "user", "content": request}])
     if call is None or call[0] != EditTool.name:
         return False
     old, new = str(call[1].get("old", "")), str(call[1].get("new", ""))

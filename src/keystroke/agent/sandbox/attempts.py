@@ -1,8 +1,8 @@
 """Attempts of a command to reach beyond its sandbox: `python -I -S -c THIS TARGETS`, with targets as JSON.
 
-Writes the names of those that succeeded into `result` in the workspace, as a JSON list. What only shows from
-outside (a file that was written, a process that was killed) is checked by `probe.py`. Imports only the
-standard library.
+Writes the names of those that succeeded into `result` in the workspace, as a JSON list. Effects that are
+visible only from outside (a file that was written, a process that was killed) are checked by `probe.py`.
+Imports only the standard library.
 """
 
 from __future__ import annotations

@@ -51,19 +51,19 @@ _LL_SCOPES = 0b11  # abstract sockets, signals
 
 
 def main() -> None:
-    given, command = sys.argv[1], sys.argv[2:]
-    if given.startswith("@"):  # too long for an argument
-        with open(given[1:], encoding="utf-8") as file:
-            given = file.read()
+    argument, command = sys.argv[1], sys.argv[2:]
+    if argument.startswith("@"):  # too long for an argument
+        with open(argument[1:], encoding="utf-8") as file:
+            argument = file.read()
         os.unlink(file.name)
-    spec = json.loads(given)
+    spec = json.loads(argument)
     try:
         if spec["kind"] == "layers":
             _unshare(_NEWNS)
             _mount_layers(spec)
             os.execv(command[0], command)
-        _end_with(spec["lifeline"])
-        _limit(spec)
+        _watch_lifeline(spec["lifeline"])
+        _set_limits(spec)
         if spec["kind"] == "namespaces":
             _enter_namespaces(spec)
             child = os.fork()  # the first process of the new namespace, which no signal of a lifeline kills
@@ -87,7 +87,7 @@ def main() -> None:
     _execute(command)
 
 
-def _end_with(lifeline: int) -> None:
+def _watch_lifeline(lifeline: int) -> None:
     """Have the kernel end this process when the other end is closed: kill it, even if it is stopped, or tell
     it, if it is the first of a namespace, which others can neither stop nor kill."""
     os.set_inheritable(lifeline, False)
@@ -118,7 +118,7 @@ def _confine(spec: dict[str, Any]) -> None:
     _drop_capabilities(spec["capset"])
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up new privileges")
     if spec["kind"] == "landlock":
-        _landlock(spec)
+        _apply_landlock(spec)
     notifier = _filter_calls(base64.b64decode(spec["filter"]), spec["seccomp"], spec["broker"])
     if notifier is not None:
         socket.send_fds(channel, [b"m"], [notifier])
@@ -187,7 +187,7 @@ def _children_of(parent: int) -> list[int]:
     return found
 
 
-def _limit(spec: dict[str, Any]) -> None:
+def _set_limits(spec: dict[str, Any]) -> None:
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, spec["file"]),
@@ -327,7 +327,7 @@ def _set_readonly(path: str, wanted: bool) -> None:
 # ── Landlock ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _landlock(spec: dict[str, Any]) -> None:
+def _apply_landlock(spec: dict[str, Any]) -> None:
     version = _check(_libc.syscall(_LL_CREATE, None, ctypes.c_size_t(0), 1), "use Landlock")
     rights = (1 << (13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16)) - 1
     attributes = struct.pack("=Q", rights)

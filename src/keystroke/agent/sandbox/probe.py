@@ -71,7 +71,7 @@ def find_escapes(sandbox: Sandbox, *, network: bool = False, layered: bool = Fal
         datagrams = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         datagrams.bind(("127.0.0.1", 0))
         datagrams.setblocking(False)
-        for address in (_short(shown / "socket", stack), "\0" + mark):
+        for address in (_socket_address(shown / "socket", stack), "\0" + mark):
             server = stack.enter_context(socket.socket(socket.AF_UNIX))
             server.bind(address)
             server.listen()
@@ -99,10 +99,10 @@ def find_escapes(sandbox: Sandbox, *, network: bool = False, layered: bool = Fal
         found = set(json.loads(((layers.upper if layered else workspace) / "result").read_text()))
         if layered and any(workspace.iterdir()):
             found.add("file: below the layers")
-        return sorted(found | _traces(shown, before, datagrams, victim))
+        return sorted(found | _find_traces(shown, before, datagrams, victim))
 
 
-def _traces(
+def _find_traces(
     shown: Path, before: os.stat_result, datagrams: socket.socket, victim: subprocess.Popen[bytes]
 ) -> set[str]:
     """Attempts that left something outside."""
@@ -110,7 +110,7 @@ def _traces(
     now = file.stat()
     with contextlib.suppress(BlockingIOError):
         datagrams.recv(100)
-        return {"network: datagram"} | _traces(shown, before, datagrams, victim)
+        return {"network: datagram"} | _find_traces(shown, before, datagrams, victim)
     signs = {
         "file: create outside": (shown / "created").exists(),
         "file: overwrite outside": file.read_text() != "unchanged",
@@ -125,7 +125,7 @@ def _traces(
     return {name for name, is_there in signs.items() if is_there}
 
 
-def _short(path: Path, stack: contextlib.ExitStack) -> str:
+def _socket_address(path: Path, stack: contextlib.ExitStack) -> str:
     """A path that fits into the address of a socket, whatever the length of a home."""
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     stack.callback(os.close, descriptor)

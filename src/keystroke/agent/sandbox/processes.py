@@ -102,7 +102,7 @@ def end_group(leader: int) -> None:
 def end_namespace(root: int) -> bool:
     """Kill the first process of the namespace that `root` started: the kernel ends all others with it. False
     where `root` has not started it yet."""
-    first = [process.pid for process in _all() if process.parent == root]
+    first = [process.pid for process in _list_processes() if process.parent == root]
     for pid in first:
         _send(pid, signal.SIGKILL)
     return bool(first)
@@ -117,11 +117,11 @@ def _scan_processes(age: float) -> list[Process]:
     """All processes of the machine, at most `age` seconds old."""
     with _scanning:
         if not age or time.monotonic() - _scan.at > age:
-            _scan.processes, _scan.at = list(_all()), time.monotonic()
+            _scan.processes, _scan.at = list(_list_processes()), time.monotonic()
         return _scan.processes
 
 
-def _all() -> Iterator[Process]:
+def _list_processes() -> Iterator[Process]:
     return _from_proc() if sys.platform == "linux" else _from_ps()
 
 

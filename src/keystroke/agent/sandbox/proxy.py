@@ -110,7 +110,7 @@ class NetworkProxy:
                     if not sent:
                         client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
                     server.sendall(sent + (rest if body is None else rest[:body]))
-                    _join(client, server, None if body is None else max(0, body - len(rest)))
+                    _relay(client, server, None if body is None else max(0, body - len(rest)))
                     self._untrack(server)
         except OSError:
             pass
@@ -129,10 +129,10 @@ class NetworkProxy:
         headers = [line for line in lines[1:] if line]
         self._authorize(headers)
         if method == "CONNECT":
-            host, port = _host_port(f"//{target}", 443)
+            host, port = _split_host_port(f"//{target}", 443)
             scheme = "https"
         else:
-            host, port = _host_port(target, 80)
+            host, port = _split_host_port(target, 80)
             scheme = "http"
             if not target.startswith("http://"):
                 raise Refused("400 Bad Request", "the proxy takes http:// addresses and CONNECT")
@@ -146,12 +146,12 @@ class NetworkProxy:
             except Refused:
                 server.close()
                 raise
-            kept = [line for line in headers if not line.lower().startswith("proxy-")]
+            forwarded = [line for line in headers if not line.lower().startswith("proxy-")]
             if secret:
-                kept.append(f"Proxy-Authorization: Basic {secret}")
+                forwarded.append(f"Proxy-Authorization: Basic {secret}")
             # A second request on the connection could name this machine.
             body = None if method == "CONNECT" else _body_length(headers)
-            sent = "\r\n".join([f"{method} {target} {version}", *kept, "", ""])
+            sent = "\r\n".join([f"{method} {target} {version}", *forwarded, "", ""])
             return server, sent.encode("latin-1"), body
         server = _connect(host, port)
         if method == "CONNECT":
@@ -159,8 +159,8 @@ class NetworkProxy:
         parts = urlsplit(target)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         dropped = ("proxy-", "connection:", "keep-alive:")
-        kept = [line for line in headers if not line.lower().startswith(dropped)]
-        sent = "\r\n".join([f"{method} {path} {version}", *kept, "Connection: close", "", ""])
+        forwarded = [line for line in headers if not line.lower().startswith(dropped)]
+        sent = "\r\n".join([f"{method} {path} {version}", *forwarded, "Connection: close", "", ""])
         return server, sent.encode("latin-1"), None
 
     def _authorize(self, headers: list[str]) -> None:
@@ -212,10 +212,10 @@ def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
     return head, rest
 
 
-def _host_port(target: str, usual: int) -> tuple[str, int]:
+def _split_host_port(target: str, default_port: int) -> tuple[str, int]:
     try:
         parts = urlsplit(target)
-        host, port = parts.hostname, parts.port or usual
+        host, port = parts.hostname, parts.port or default_port
     except ValueError:
         host = None
     if not host:
@@ -299,7 +299,7 @@ def _body_length(headers: list[str]) -> int:
     return int(fields.get("content-length", "0"))
 
 
-def _join(client: socket.socket, server: socket.socket, most: int | None) -> None:
+def _relay(client: socket.socket, server: socket.socket, most: int | None) -> None:
     """Pass bytes in both directions until both ends have finished; at most `most` to the server."""
     ways = {client.fileno(): (client, server), server.fileno(): (server, client)}
     ready = select.poll()

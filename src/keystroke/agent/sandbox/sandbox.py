@@ -1,4 +1,4 @@
-"""Runs commands in a sandbox of a given kind. Which kind works on this machine, `probe.py` finds out."""
+"""Runs commands in a sandbox of a given kind. `probe.py` finds the kind that works on this machine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Sandbox:
             Lifeline() as lifeline,
         ):
             variables = {**command_environment(scratch), **(env or {})}
-            command, own = self._confined(argv, policy, limits, scratch, channel, lifeline)
+            command, own_processes = self._build_command(argv, policy, limits, scratch, channel, lifeline)
             ended = supervise(
                 command,
                 cwd=policy.root,
@@ -92,14 +92,14 @@ class Sandbox:
                 interrupt=interrupt,
                 on_output=on_output,
                 disk=policy.root,
-                unused=own,
+                unused=own_processes,
                 namespace=self.kind.can_mount,
                 descriptors=(channel.descriptor, lifeline.descriptor),
                 stdin=stdin,
                 idle=idle,
             )
         # The sandbox's own process reports a signal as a shell does.
-        return replace(ended, code=128 - ended.code) if own and 128 < ended.code < 160 else ended
+        return replace(ended, code=128 - ended.code) if own_processes and 128 < ended.code < 160 else ended
 
     def path_inside(self, policy: SandboxPolicy) -> Path:
         """The path of `policy.root` for a command."""
@@ -114,7 +114,7 @@ class Sandbox:
         with tempfile.TemporaryDirectory(prefix="keystroke-", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
 
-    def _confined(
+    def _build_command(
         self,
         argv: Sequence[str],
         policy: SandboxPolicy,
@@ -159,9 +159,9 @@ class Sandbox:
             spec |= {"readable": [str(path) for path in view.readable(policy)], "writable": writable}
         text = json.dumps(spec)
         if len(text) > _LONGEST_ARGUMENT:
-            handed = scratch / f".policy-{secrets.token_hex(8)}"
-            handed.write_text(text, encoding="utf-8")
-            text = f"@{handed}"
+            policy_file = scratch / f".policy-{secrets.token_hex(8)}"
+            policy_file.write_text(text, encoding="utf-8")
+            text = f"@{policy_file}"
         launch = [*_LAUNCH, text, *argv]
         if self.kind is SandboxKind.BUBBLEWRAP:
             command = bubblewrap(launch, policy, view, sizes)

@@ -113,14 +113,14 @@ def build_filter(machine: Architecture, *, own_network: bool, tcp: bool, broker:
             program.extend(block)
 
     families = (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK) if own_network else ()
-    on("socket", _socket(families, tcp=tcp and not own_network))
+    on("socket", _socket_rules(families, tcp=tcp and not own_network))
     refused = [line for code in _IOCTLS for line in ((_EQUAL, 0, 1, code), _fail(_EPERM))]
     on("ioctl", [(_LOAD, 0, 0, 24), *refused, _allow()])
     for name in ("clone", "unshare"):
-        on(name, _if_any(0, _NAMESPACE_FLAGS))
+        on(name, _fail_if_any(0, _NAMESPACE_FLAGS))
     if not own_network:
         for name, argument in (("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3)):
-            on(name, _if_any(argument, _MSG_FASTOPEN))
+            on(name, _fail_if_any(argument, _MSG_FASTOPEN))
     for name in _REFUSED:
         on(name, [_fail(_EPERM)])
     for name in _MISSING:
@@ -134,7 +134,7 @@ def build_filter(machine: Architecture, *, own_network: bool, tcp: bool, broker:
     return b"".join(struct.pack("=HBBI", *line) for line in program)
 
 
-def _socket(families: tuple[int, ...], *, tcp: bool) -> list[Line]:
+def _socket_rules(families: tuple[int, ...], *, tcp: bool) -> list[Line]:
     block: list[Line] = [(_LOAD, 0, 0, 16)]  # family
     for family in families:
         block += [(_EQUAL, 0, 1, family), _allow()]
@@ -157,7 +157,7 @@ def _socket(families: tuple[int, ...], *, tcp: bool) -> list[Line]:
     ]
 
 
-def _if_any(argument: int, bits: int) -> list[Line]:
+def _fail_if_any(argument: int, bits: int) -> list[Line]:
     return [(_LOAD, 0, 0, 16 + 8 * argument), (_ANY, 0, 1, bits), _fail(_EPERM), _allow()]
 
 

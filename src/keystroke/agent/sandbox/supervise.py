@@ -81,7 +81,7 @@ def _start(
 def _supervise(child: subprocess.Popen[bytes], watch: _Watch, namespace: bool) -> CompletedCommand:
     started = time.monotonic()
     try:
-        ending = watch.until_end(started)
+        ending = watch.wait_for_end(started)
     finally:
         if child.poll() is None and namespace and end_namespace(child.pid):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,9 +115,9 @@ class _Watch:
         self._on_output, self._disk, self._unused = on_output, disk, unused
         assert child.stdout is not None
         self._pipe = child.stdout.fileno()
-        self._free = _free(disk)
+        self._free_bytes = _free_bytes(disk)
         self._next_measurement = time.monotonic() + _MEASURE_SECONDS  # nothing uses much before that
-        self._tasks = _tasks()
+        self._count_tasks = _count_tasks()
         # An interrupt from another thread ends the wait at once.
         self._waker, self._wake = os.pipe()
         self._lock, self._closed = threading.Lock(), False
@@ -134,7 +134,7 @@ class _Watch:
             os.close(self._wake)
             os.close(self._waker)
 
-    def until_end(self, started: float) -> ExitReason:
+    def wait_for_end(self, started: float) -> ExitReason:
         end = started + self._limits.seconds
         open_pipe, ended_at = True, 0.0
         while True:
@@ -158,8 +158,8 @@ class _Watch:
                     or now - ended_at > _DRAIN_SECONDS
                 ):
                     return ExitReason.PROCESSES if self._group.limit_reached() else ExitReason.EXITED
-            elif (over := self._exceeded(now)) is not None:
-                return over
+            elif (reason := self._exceeded_limit(now)) is not None:
+                return reason
 
     def _read(self) -> bool:
         data = os.read(self._pipe, 1 << 16)
@@ -168,25 +168,25 @@ class _Watch:
             self._on_output(data.decode("utf-8", "replace"))
         return bool(data)
 
-    def _exceeded(self, now: float) -> ExitReason | None:
+    def _exceeded_limit(self, now: float) -> ExitReason | None:
         """The limit that the process tree exceeds, if any."""
         if self._idle():
             return None
         # A growing tree shows in the machine's task count, which is cheap to read.
-        if now < self._next_measurement and _tasks() - self._tasks <= self._limits.processes:
+        if now < self._next_measurement and _count_tasks() - self._count_tasks <= self._limits.processes:
             return None
-        looked = time.monotonic()
+        began = time.monotonic()
         living = process_tree(self._child.pid, _MEASURE_SECONDS / 2)
         threads = sum(process.threads for process in living) - self._unused
         if threads > self._limits.processes or self._group.limit_reached():
             return ExitReason.PROCESSES
         if sum(process.memory for process in living) > self._limits.memory:
             return ExitReason.MEMORY
-        free = _free(self._disk)
-        if free < self._limits.spare_disk and free < self._free - (16 << 20):
+        free = _free_bytes(self._disk)
+        if free < self._limits.spare_disk and free < self._free_bytes - (16 << 20):
             return ExitReason.DISK
         # Measuring may take a tenth of the time, however many processes there are.
-        self._next_measurement = now + max(_MEASURE_SECONDS, 10 * (time.monotonic() - looked))
+        self._next_measurement = now + max(_MEASURE_SECONDS, 10 * (time.monotonic() - began))
         return None
 
     def _on_interrupt(self) -> None:
@@ -195,7 +195,7 @@ class _Watch:
                 os.write(self._wake, b"!")
 
 
-def _tasks() -> int:
+def _count_tasks() -> int:
     """The machine's number of tasks; 0 where unknown."""
     try:
         with open("/proc/loadavg", "rb") as file:
@@ -204,7 +204,7 @@ def _tasks() -> int:
         return 0
 
 
-def _free(folder: Path) -> int:
+def _free_bytes(folder: Path) -> int:
     try:
         state = os.statvfs(folder)
     except OSError:  # the command may have removed it

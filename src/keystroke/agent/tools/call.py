@@ -92,7 +92,7 @@ class Toolbox:
             raise
         except KeystrokeError as error:
             return ToolResult(str(error), failed=True, refused=error.status == 403)
-        return result if len(result.text) <= LONGEST else _cut(result)
+        return result if len(result.text) <= LONGEST else _shorten(result)
 
     def _validate(self, call: ToolInvocation) -> tuple[AgentTool, msgspec.Struct] | ToolResult:
         tool = self._tools.get(call.name)
@@ -107,7 +107,7 @@ class Toolbox:
             )
 
 
-def _cut(result: ToolResult) -> ToolResult:
+def _shorten(result: ToolResult) -> ToolResult:
     first, last = LONGEST // 4, LONGEST - LONGEST // 4
     left_out = len(result.text) - first - last
     text = f"{result.text[:first]}\n… {left_out:,} characters left out …\n{result.text[-last:]}"

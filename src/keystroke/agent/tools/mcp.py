@@ -103,7 +103,7 @@ class McpTools:
         if self._holding is not None:
             self._loop.call_soon_threadsafe(self._done.set)
             if not self._ended.wait(_CLOSE) and self._task is not None:
-                # It waits for an answer. Cancelled, it ends the servers' processes; that is waited for.
+                # The task waits for an answer. When cancelled, it ends the servers' processes; wait for that.
                 self._loop.call_soon_threadsafe(self._task.cancel)
                 self._ended.wait(_KILL)
             self._holding = None

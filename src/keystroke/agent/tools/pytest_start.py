@@ -51,7 +51,7 @@ def main() -> None:
     usable = True
     try:
         load()
-    except BaseException:  # said again by the run itself
+    except BaseException:  # the run itself reports it
         usable = False
     script, *arguments = json.loads(sys.stdin.readline() or '[""]')
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -104,7 +104,7 @@ class Runner:
             return ended
         if self.on_output is not None:
             self.on_output(lost)
-        return replace(ended, output=f"{_whole_lines(ended.output)}{lost}")
+        return replace(ended, output=f"{_end_with_newline(ended.output)}{lost}")
 
     def _run(
         self,
@@ -182,8 +182,8 @@ class RunTool(AgentTool):
 
 def result_text(ended: CompletedCommand, limits: CommandLimits) -> str:
     """A command's output and exit, for the model."""
-    return f"{_whole_lines(ended.output)}The command {ended.describe(limits)}."
+    return f"{_end_with_newline(ended.output)}The command {ended.describe(limits)}."
 
 
-def _whole_lines(text: str) -> str:
+def _end_with_newline(text: str) -> str:
     return text if not text or text.endswith("\n") else f"{text}\n"

@@ -57,7 +57,7 @@ class SearchTool(AgentTool):
 
 def find_matches(overlay: Overlay, query: str, files: str = "") -> Iterator[tuple[str, int, str] | None]:
     """Path, line number from 1 and text of every matching line; None, and no more, once it took too long."""
-    pattern = _pattern(query)
+    pattern = _compile_query(query)
     end = time.monotonic() + _SECONDS
     for path in overlay.files():
         if files and not (fnmatch(path, files) or fnmatch(path.rpartition("/")[2], files)):
@@ -76,7 +76,7 @@ def find_matches(overlay: Overlay, query: str, files: str = "") -> Iterator[tupl
                 yield path, number, line.strip()
 
 
-def _pattern(query: str) -> re.Pattern[str]:
+def _compile_query(query: str) -> re.Pattern[str]:
     from keystroke.analysis.audit.rules.backtracking import (
         backtracks_exponentially,
     )  # here: the audit takes time to load

@@ -1,8 +1,8 @@
 """Test runners that are loaded before there is something to test: pytest waits in the sandbox of a copy.
 
 Starting Python, pytest and its plugins takes longer than most small tests. So a copy whose last check was a
-plain pytest command gets the next runner at once, while the model writes. Each runs once, in a sandbox of its
-own, and gives the same output as the command itself.
+plain pytest command gets the next runner at once, while the model writes. Each runs once, in its own sandbox,
+and prints the same output as the command itself.
 """
 
 from __future__ import annotations

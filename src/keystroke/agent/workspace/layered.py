@@ -31,7 +31,7 @@ class LayeredReplica(Replica):
 
     def __init__(self, root: Path, folder: Path, sandbox: Sandbox, *, exclude: tuple[str, ...] = ()) -> None:
         super().__init__(root, folder, sandbox, exclude=exclude)
-        self._upper = self._written = folder / "upper"
+        self._upper = self._output_folder = folder / "upper"
         self._covered: set[str] = set()  # by whiteouts of the last `sync`
 
     def is_possible(self) -> bool:
@@ -40,7 +40,7 @@ class LayeredReplica(Replica):
             return False  # files of other users could not be written
         script = f"mkdir {_TRIAL}/folder && rmdir {_TRIAL}/folder && echo > {_TRIAL}/file"
         try:
-            self._begin()
+            self._make_folders()
             os.setxattr(self._upper, "user.overlay.trial", b"")
             self._cover(f"{_TRIAL}/folder")
             ended = self._sandbox.run(["/bin/sh", "-c", script], self.sandbox_policy())
@@ -58,7 +58,7 @@ class LayeredReplica(Replica):
         )
 
     def _prepare(self, overlay: Overlay) -> None:
-        self._begin()
+        self._make_folders()
         for name in self._hidden_files():
             self._cover(name)
         for path, text in overlay.texts.items():  # removed files first: one may have become a folder
@@ -66,9 +66,9 @@ class LayeredReplica(Replica):
                 self._cover(path)
         for path, text in overlay.texts.items():
             if text is not None:
-                self._place(path, overlay.encoded(path))
+                self._write_file(path, overlay.encode(path))
 
-    def _begin(self) -> None:
+    def _make_folders(self) -> None:
         remove(self.folder)
         for name in ("root", "upper", "work"):
             (self.folder / name).mkdir(mode=0o700, parents=True)
@@ -96,7 +96,7 @@ class LayeredReplica(Replica):
         os.mknod(self._upper / name, stat.S_IFCHR, _WHITEOUT)
         self._covered.add(name)
 
-    def _place(self, name: str, data: bytes | None) -> None:
+    def _write_file(self, name: str, data: bytes | None) -> None:
         self._make_folder(name.rpartition("/")[0])
         target, source = self._upper / name, self.root / name
         with contextlib.suppress(FileNotFoundError):
@@ -118,13 +118,13 @@ class LayeredReplica(Replica):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             target.chmod(stat.S_IMODE((self.root / name).stat().st_mode) | stat.S_IRWXU)
 
-    def _changed(self) -> dict[str, int | None]:
+    def _changed_sizes(self) -> dict[str, int | None]:
         sizes: dict[str, int | None] = {}
         present: set[str] = set()
         removed: set[str] = set()
         for name, entry in walk(self._upper):
             with contextlib.suppress(OSError):
-                upper, lower = entry.stat(follow_symlinks=False), self._lower(name)
+                upper, lower = entry.stat(follow_symlinks=False), self._lower_stat(name)
                 if stat.S_ISREG(upper.st_mode):
                     present.add(name)
                     if not self._is_as_before(name, upper, lower):
@@ -134,7 +134,7 @@ class LayeredReplica(Replica):
         removed |= self._marks.keys()
         return sizes | dict.fromkeys(removed - present - self._covered)
 
-    def _lower(self, name: str) -> os.stat_result | None:
+    def _lower_stat(self, name: str) -> os.stat_result | None:
         try:
             return os.lstat(self.root / name)
         except OSError:

@@ -29,7 +29,7 @@ _SECONDS = 30
 
 def list_files(root: Path) -> list[str]:
     """The project's files below `root`."""
-    found = _git(root, ["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+    found = _run_git(root, ["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
     if found is not None:
         names = sorted({os.fsdecode(name) for name in found.split(b"\0") if name})
         return list(islice((name for name in names if is_text(name) and (root / name).is_file()), MOST))
@@ -71,15 +71,15 @@ def ignored_files(root: Path, names: Iterable[str]) -> set[str]:
     }
     rest = [name for name in wanted if name not in ignored]
     if rest:
-        output = _git(root, ["check-ignore", "-z", "--stdin"], b"\0".join(map(os.fsencode, rest)))
+        output = _run_git(root, ["check-ignore", "-z", "--stdin"], b"\0".join(map(os.fsencode, rest)))
         ignored |= {os.fsdecode(name) for name in (output or b"").split(b"\0") if name}
     return ignored
 
 
-def _git(root: Path, arguments: Sequence[str], given: bytes = b"") -> bytes | None:
+def _run_git(root: Path, arguments: Sequence[str], stdin: bytes = b"") -> bytes | None:
     """git's output; None where there is no git or no repository."""
     try:
-        done = run_git(root, *arguments, given=given, seconds=_SECONDS)
+        done = run_git(root, *arguments, stdin=stdin, seconds=_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout if done.returncode in (0, 1) else None

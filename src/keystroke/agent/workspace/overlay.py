@@ -40,7 +40,7 @@ class Overlay:
         self._texts: dict[str, str | None] = {}
         self._changes: dict[str, FileChange] = {}  # as last compared
         self._by_command: dict[str, str | None] = {}  # of files that only commands had changed until then
-        self._work = Budget(_COMPARISONS)
+        self._budget = Budget(_COMPARISONS)
 
     def fork(self) -> Overlay:
         """A copy with the same changes; later changes are independent."""
@@ -57,7 +57,7 @@ class Overlay:
         """A file's text with the changes so far; None where there is no file. Forbidden, InputError."""
         path = self.name(path)
         if path not in self._texts:
-            base = self._original(path)
+            base = self._read_original(path)
             return None if base is None else base.text
         return self._texts[path]
 
@@ -72,15 +72,15 @@ class Overlay:
     def write(self, path: str, text: str | None) -> None:
         """Change one file; None removes it. Forbidden where it may not be touched."""
         path = self.name(path)
-        base = self._original(path)
+        base = self._read_original(path)
         self._texts[path] = text
         if text == (None if base is None else base.text):
             del self._texts[path]
 
     def write_by_command(self, path: str, text: str | None) -> None:
-        """Take over what a command made of one file. Forbidden where it may not be touched."""
+        """Adopt a command's change of one file. Forbidden where it may not be touched."""
         path = self.name(path)
-        base = self._original(path)
+        base = self._read_original(path)
         left = self._by_command.get(path, None if base is None else base.text)
         if self.read(path) == left:  # a model did not change it before
             self._by_command[path] = text
@@ -95,7 +95,7 @@ class Overlay:
         found = resolve(operations, self.read)
         if not found.failures:
             for path in found.texts:
-                self._original(self.name(path))  # raises for a forbidden path before the first write
+                self._read_original(self.name(path))  # raises for a forbidden path before the first write
             for path, text in found.texts.items():
                 self.write(path, text)
         return found
@@ -119,10 +119,11 @@ class Overlay:
         return EditPlan(self.workspace, instruction, tuple(map(self._change, sorted(self._texts))))
 
     def left_by_command(self, path: str, otherwise: str = "") -> str:
-        """A file's text when commands were done with it; `otherwise` where no command changed it alone."""
+        """A file's text after the last command that changed it; `otherwise` where the model changed it
+        first."""
         return self._by_command.get(path, otherwise) or ""
 
-    def encoded(self, path: str) -> bytes | None:
+    def encode(self, path: str) -> bytes | None:
         """A changed file's bytes, in the encoding of the file it replaces; None where it is removed."""
         return self._change(path).data()
 
@@ -130,7 +131,7 @@ class Overlay:
         before, after = self._base[path], self._texts[path]
         known = self._changes.get(path)
         if known is None or known.after is not after or known.before is not before:
-            edits = minimal_diff(before.text if before else "", after or "", self._work)
+            edits = minimal_diff(before.text if before else "", after or "", self._budget)
             known = self._changes[path] = FileChange(path, before, after, edits)
         return known
 
@@ -148,7 +149,7 @@ class Overlay:
         """The overlay of a task that continues. InputError where a file was changed since."""
         overlay = cls(workspace)
         for path, text in saved.texts.items():
-            base = overlay._original(path)
+            base = overlay._read_original(path)
             if (base.digest if base else None) != saved.digests.get(path):
                 raise InputError(
                     f"{path} was changed since the task stopped; start the task again to work on the new text"
@@ -156,7 +157,7 @@ class Overlay:
             (overlay.write_by_command if path in saved.by_command else overlay.write)(path, text)
         return overlay
 
-    def _original(self, path: str) -> WorkspaceFile | None:
+    def _read_original(self, path: str) -> WorkspaceFile | None:
         if path not in self._base:
             there = self.workspace.read_bytes(path) is not None
             self._base[path] = self.workspace.read(path) if there else None

@@ -45,7 +45,7 @@ class Replica:
 
     def __init__(self, root: Path, folder: Path, sandbox: Sandbox, *, exclude: tuple[str, ...] = ()) -> None:
         self.root, self.folder = root, folder
-        self._written = folder  # by commands
+        self._output_folder = folder  # by commands
         self._sandbox, self._exclude = sandbox, exclude
         self._secret = re.compile("|".join(map(translate, exclude)) or r"(?!)")
         self._mounted: list[str] = []
@@ -72,7 +72,7 @@ class Replica:
             if path not in overlay.texts:
                 self._restore(path)
             elif self._shown.get(path, ...) != overlay.texts[path]:
-                self._put(path, overlay.encoded(path))
+                self._write_file(path, overlay.encode(path))
         self._shown = dict(overlay.texts)
         self._marks = dict(self._walk())
 
@@ -89,22 +89,22 @@ class Replica:
         """The changes in the copy since `sync`: new bytes by path, None for removed files; and the files that
         are too large to edit. Ignored files, names that are not UTF-8 and what is not a regular file are
         left out. InputError where there is more than a change may hold."""
-        changed = self._changed()
+        changed = self._changed_sizes()
         if len(changed) > MOST_CONSIDERED:
-            raise _too_much(len(changed))
+            raise _too_many_changes(len(changed))
         kept = sorted(name for name in changed.keys() - ignored_files(self.root, changed) if is_text(name))
         wanted = {name: size for name in kept if (size := changed[name]) is None or size <= MAX_BYTES}
         if (
             len(wanted) > MOST_CHANGED_FILES
             or sum(size or 0 for size in wanted.values()) > MOST_CHANGED_BYTES
         ):
-            raise _too_much(len(wanted))
+            raise _too_many_changes(len(wanted))
         large = [name for name in kept if name not in wanted]
         return {
             name: None if size is None else self._read(name, size) for name, size in wanted.items()
         }, large
 
-    def _changed(self) -> dict[str, int | None]:
+    def _changed_sizes(self) -> dict[str, int | None]:
         """The sizes of files that a command changed; None of removed ones."""
         now = dict(self._walk(2 * MOST_FILES))
         names = (name for name in {*now, *self._marks} if now.get(name) != self._marks.get(name))
@@ -112,7 +112,7 @@ class Replica:
 
     def _read(self, name: str, size: int) -> bytes:
         """At most the bytes that were counted."""
-        with (self._written / name).open("rb") as file:
+        with (self._output_folder / name).open("rb") as file:
             return file.read(size)
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Replica:
         else:
             target.unlink(missing_ok=True)
 
-    def _put(self, path: str, data: bytes | None) -> None:
+    def _write_file(self, path: str, data: bytes | None) -> None:
         target = self.folder / path
         self._clear(target)
         if data is None:
@@ -232,7 +232,7 @@ def walk(
             yield name, entry
 
 
-def _too_much(files: int) -> InputError:
+def _too_many_changes(files: int) -> InputError:
     return InputError(
         f"the command changed {files:,} files, or more than {MOST_CHANGED_BYTES >> 20} MB of text; that is "
         "too much for one task and none of it is kept. Let it write into a folder that git ignores"

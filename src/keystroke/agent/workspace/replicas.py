@@ -11,8 +11,8 @@ from keystroke.agent.sandbox import Sandbox
 from keystroke.agent.workspace.layered import LayeredReplica
 from keystroke.agent.workspace.replica import Replica
 
-# Mounting is quicker than copying from some hundred files on, but a test runner can be loaded ahead only in
-# a plain copy: it would not see what is put below a mounted layer.
+# Mounting is faster than copying more than some hundred files, but a test runner can be loaded ahead only in
+# a plain copy: it would not see files that change below a mounted layer.
 LAYERED_FILES = 5_000
 LAYERED_BYTES = 256 << 20
 

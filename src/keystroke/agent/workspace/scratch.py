@@ -1,8 +1,8 @@
 """The temporary folder of a task, removed with the task however it ends.
 
-A lock on a file inside the folder is released by the system when its process ends, even by SIGKILL.
-Creating a folder removes this user's folders whose lock is free, and no others, in the background: a copy of
-a large workspace takes seconds to remove. The lock goes last, so a removal that is cut short goes on later.
+A lock on a file inside the folder is released by the system when its process ends, even by SIGKILL. Creating
+a folder removes this user's folders whose lock is free, and no others, in the background: a copy of a large
+workspace takes seconds to remove. The lock is removed last, so an interrupted removal continues later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def task_folder(parent: Path | None = None) -> Iterator[Path]:
     try:
         folder, held = _create(parent_folder)
     except InputError:
-        removing.join()  # that may have made room
+        removing.join()  # it may have freed space
         folder, held = _create(parent_folder)
     try:
         yield folder
