@@ -36,19 +36,21 @@ _FILTERING = frozenset({"diff", "status"})  # commands that would run content fi
 
 
 def run_git(
-    root: Path, *arguments: str, given: bytes = b"", seconds: float = 60.0
+    root: Path, *arguments: str, stdin: bytes = b"", seconds: float = 60.0
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `git arguments...` in `root` without starting any program that the repository names. Raises
     FileNotFoundError where git is not installed, and subprocess.TimeoutExpired."""
     options = [*_OFF, *(_filters_off(root, seconds) if arguments[0] in _FILTERING else ())]
     extra = ("--no-ext-diff", "--no-textconv") if arguments[0] == "diff" else ()
-    return _run(root, options, (arguments[0], *extra, *arguments[1:]), given, seconds)
+    return _run_with_options(root, options, (arguments[0], *extra, *arguments[1:]), stdin, seconds)
 
 
 def _filters_off(root: Path, seconds: float) -> list[str]:
     """Settings that switch every content filter of the repository off. Reading the configuration runs
     nothing."""
-    listed = _run(root, _OFF, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), b"", seconds)
+    listed = _run_with_options(
+        root, _OFF, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), b"", seconds
+    )
     names = {name.rpartition(".")[0] for name in os.fsdecode(listed.stdout).split("\0") if name}
     return [
         f"{name}.{key}"
@@ -57,14 +59,14 @@ def _filters_off(root: Path, seconds: float) -> list[str]:
     ]
 
 
-def _run(
-    root: Path, options: list[str] | tuple[str, ...], arguments: tuple[str, ...], given: bytes, seconds: float
+def _run_with_options(
+    root: Path, options: list[str] | tuple[str, ...], arguments: tuple[str, ...], stdin: bytes, seconds: float
 ) -> subprocess.CompletedProcess[bytes]:
     inherited = {name: value for name, value in os.environ.items() if name != "GIT_EXTERNAL_DIFF"}
     return subprocess.run(
         ["git", *(part for option in options for part in ("-c", option)), *arguments],
         cwd=root,
-        input=given,
+        input=stdin,
         capture_output=True,
         timeout=seconds,
         env={**inherited, **_ENVIRONMENT},

@@ -17,16 +17,16 @@ def normalise(text: str, language: str | None) -> str:
         try:
             return ast.dump(_Normaliser().visit(ast.parse(text)))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return _lines(text)
+            return _strip_lines(text)
     if language is None:
-        return _lines(text)
+        return _strip_lines(text)
     leaves = (
         node for node in walk(parse_tree(text, language)) if node.is_leaf() and "comment" not in node.kind()
     )
     return " ".join(node.text() for node in leaves)
 
 
-def _lines(text: str) -> str:
+def _strip_lines(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 

@@ -115,24 +115,24 @@ def _units(
 
 
 def _unit(node: SgNode, lines: list[str], owner: str, start: int, end: int) -> OutlineUnit:
-    inner = _unwrapped(node)
+    inner = _unwrap(node)
     kind, at = inner.kind(), inner.range().start.line
     header = lines[at].strip()
     if _IMPORTS.match(kind):
         return OutlineUnit(UnitKind.IMPORTS, "", start, end, header)
-    body = _body(inner)
+    body = _find_body(inner)
     if _FUNCTIONS.search(kind) or _is_function_value(inner):
-        return OutlineUnit(UnitKind.FUNCTION, _qualified(owner, _function_name(inner)), start, end, header)
+        return OutlineUnit(UnitKind.FUNCTION, _qualify(owner, _function_name(inner)), start, end, header)
     if _CLASSES.search(kind) and body is not None:
-        name = _qualified(owner, _name(inner))
+        name = _qualify(owner, _name_of(inner))
         members = tuple(_units(body.children(), lines, name, at + (at < end - 1), end))
         return OutlineUnit(UnitKind.CLASS, name, start, end, header, members)
     if kind == "module" or (body is not None and kind == "block"):
         return OutlineUnit(UnitKind.STATEMENT, "", start, end, header)
-    return OutlineUnit(UnitKind.STATEMENT, _qualified(owner, _assigned(inner)), start, end, header)
+    return OutlineUnit(UnitKind.STATEMENT, _qualify(owner, _assigned_name(inner)), start, end, header)
 
 
-def _unwrapped(node: SgNode) -> SgNode:
+def _unwrap(node: SgNode) -> SgNode:
     while node.kind() in _WRAPPERS:
         inner = [c for c in node.children() if c.is_named() and "comment" not in c.kind()]
         inner = [c for c in inner if c.kind() not in ("decorator", "template_parameter_list")] or inner
@@ -148,12 +148,12 @@ def _unwrapped(node: SgNode) -> SgNode:
     return node
 
 
-def _body(node: SgNode) -> SgNode | None:
+def _find_body(node: SgNode) -> SgNode | None:
     for child in node.children():
         if child.kind() in _BODIES:
             return child
-        if child.kind() == "type_spec" and (found := _body(child)) is not None:
-            return _body(found) or found
+        if child.kind() == "type_spec" and (found := _find_body(child)) is not None:
+            return _find_body(found) or found
     return None
 
 
@@ -170,8 +170,8 @@ _VALUES = ("arrow_function", "function_expression", "function", "generator_funct
 
 def _function_name(node: SgNode) -> str:
     if _is_function_value(node):
-        return _assigned(node)
-    name = _name(node)
+        return _assigned_name(node)
+    name = _name_of(node)
     receiver = node.field("receiver")
     if receiver is not None:  # Go: func (q *Queue) Push
         types = [n.text() for n in walk(receiver) if n.kind() == "type_identifier"]
@@ -179,7 +179,7 @@ def _function_name(node: SgNode) -> str:
     return name
 
 
-def _name(node: SgNode) -> str:
+def _name_of(node: SgNode) -> str:
     declarator = None if node.field("name") is not None else node.field("declarator")
     for inner in walk(declarator) if declarator is not None else ():
         if inner.kind() in ("identifier", "field_identifier", "qualified_identifier", "operator_name"):
@@ -189,13 +189,13 @@ def _name(node: SgNode) -> str:
         return re.split(r"[<(\s]", found.text(), maxsplit=1)[0]
     for inner in node.children():
         if inner.kind() == "type_spec":
-            return _name(inner)
+            return _name_of(inner)
         if inner.kind() in ("identifier", "type_identifier", "simple_identifier", "constant", "name"):
             return str(inner.text())
     return ""
 
 
-def _assigned(node: SgNode) -> str:
+def _assigned_name(node: SgNode) -> str:
     if not any(n.kind() in _ASSIGNED for n in (node, *node.children()[:1])):
         return ""
     declarator = node.field("declarator") or node
@@ -205,7 +205,7 @@ def _assigned(node: SgNode) -> str:
     return ""
 
 
-def _qualified(owner: str, name: str) -> str:
+def _qualify(owner: str, name: str) -> str:
     return f"{owner}.{name}" if owner and name else name
 
 

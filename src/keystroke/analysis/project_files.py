@@ -23,10 +23,10 @@ _NO_PYTHON_SOURCE = _SKIPPED_FOLDERS | {"env", "site-packages", "htmlcov"}
 def project_files(root: Path, *, seconds: float | None = None) -> list[Path]:
     """Every file below `root` that git tracks or would track, sorted by name; without git, every file outside
     folders that hold no source. `seconds`: a time limit, after which the files found so far are returned."""
-    return _tracked(root, seconds or _GIT_TIMEOUT) or _walked(root, seconds)
+    return _list_tracked(root, seconds or _GIT_TIMEOUT) or _walk_folders(root, seconds)
 
 
-def _tracked(root: Path, seconds: float) -> list[Path]:
+def _list_tracked(root: Path, seconds: float) -> list[Path]:
     try:
         found = run_git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", seconds=seconds)
         found.check_returncode()
@@ -35,7 +35,7 @@ def _tracked(root: Path, seconds: float) -> list[Path]:
     return sorted({root / os.fsdecode(name) for name in found.stdout.split(b"\0") if name})
 
 
-def _walked(root: Path, seconds: float | None) -> list[Path]:
+def _walk_folders(root: Path, seconds: float | None) -> list[Path]:
     out: list[Path] = []
     until = math.inf if seconds is None else time.monotonic() + seconds
     for folder, folders, names in os.walk(root, followlinks=False):

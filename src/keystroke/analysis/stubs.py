@@ -16,12 +16,13 @@ def find_stubs(text: str) -> list[str]:
     found = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and all(map(_nothing, node.body))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and all(map(_is_empty_statement, node.body))
     ]
     return [node.name for node in sorted(found, key=lambda node: node.lineno)]
 
 
-def _nothing(statement: ast.stmt) -> bool:
+def _is_empty_statement(statement: ast.stmt) -> bool:
     """Whether a statement is `pass`, `...`, a docstring or `raise NotImplementedError`."""
     if isinstance(statement, ast.Pass):
         return True

@@ -120,14 +120,14 @@ def opens_block(text: str, end: int, language: str | None) -> bool:
         leaf = leaf_at(root, at)
         parent = leaf.parent() if leaf is not None else None
         return parent is not None and parent.kind().endswith(("_statement", "_definition", "_clause"))
-    leaf = leaf_at(parse_tree(f"{head}\n{_closing(head)}\n", language), at)
+    leaf = leaf_at(parse_tree(f"{head}\n{_missing_closers(head)}\n", language), at)
     if leaf is None or leaf.kind() in ("comment", "string_content", "string_fragment"):
         return False
     parent = leaf.parent()
     return parent is None or not any(word in parent.kind() for word in _NOT_BLOCKS)
 
 
-def _closing(text: str) -> str:
+def _missing_closers(text: str) -> str:
     """The closers of the brackets that `text` leaves open. Strings are not recognised, which seldom
     matters."""
     pairs = {"(": ")", "[": "]", "{": "}"}

@@ -47,7 +47,7 @@ class Lexicon:
         at = 0
         for line in text.split("\n"):
             if line and not line.isspace():
-                words, stops = self._kept(line) if keep else self._apart(line)
+                words, stops = self._cached_line(line) if keep else self._split_line(line)
                 numbers.append(words)
                 ends.append(stops)
                 starts.append(at)
@@ -60,15 +60,15 @@ class Lexicon:
         offsets = np.repeat(np.array(starts, dtype=np.int64), sizes)
         return Lexed(text, np.concatenate(numbers), np.concatenate(ends) + offsets)
 
-    def _kept(self, line: str) -> _Line:
+    def _cached_line(self, line: str) -> _Line:
         known = self._lines.get(line)
         if known is None:
             if len(self._lines) >= _KEPT_LINES:
                 self._lines.clear()
-            known = self._lines[line] = self._apart(line)
+            known = self._lines[line] = self._split_line(line)
         return known
 
-    def _apart(self, line: str) -> _Line:
+    def _split_line(self, line: str) -> _Line:
         """The words of a line after one for its start, and the end offset of each."""
         words = self.words
         found = [(words.setdefault(m[0], len(words)), m.end()) for m in _WORD.finditer(line)]
@@ -91,7 +91,7 @@ class TextContext:
     """The words before a position, and the part of the next one that is written, with spaces before it."""
 
     words: tuple[str, ...]
-    begun: str
+    partial_word: str
 
     @classmethod
     def before(cls, text: str) -> TextContext:
@@ -100,22 +100,22 @@ class TextContext:
         if len(text) > CONTEXT:
             tail = tail[tail.find(" ") + 1 :]  # drop a cut-off word at the start
         words: list[str] = []
-        begun, last = "", True
+        partial_word, last = "", True
         for line in reversed(tail.split("\n")):
             found = _WORD.findall(line)
             if last:
                 open_word = bool(line) and (line[-1].isalnum() or line[-1] == "_")
                 if found and open_word:
-                    begun = found.pop()  # the word may continue
-                spaced = line[: len(line) - len(begun)]
-                begun = (spaced[len(spaced.rstrip()) :] if found else spaced.lstrip()) + begun
+                    partial_word = found.pop()  # the word may continue
+                spaced = line[: len(line) - len(partial_word)]
+                partial_word = (spaced[len(spaced.rstrip()) :] if found else spaced.lstrip()) + partial_word
                 last = False
             elif not found:
                 continue
             words[:0] = ["\n", *found]
             if len(words) > LONGEST:
                 break
-        return cls(tuple(words[-LONGEST:]), begun)
+        return cls(tuple(words[-LONGEST:]), partial_word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,28 +164,28 @@ class TextIndex:
     ) -> FollowingLines | None:
         """The continuations of `context`; None if it matches less than `least` words. `without`: the name of
         a text to exclude."""
-        begun = any(map(str.isalnum, context.begun))
-        least = max(SHORTEST, least - begun)
+        has_partial = any(map(str.isalnum, context.partial_word))
+        least = max(SHORTEST, least - has_partial)
         if len(context.words) < least:
             return None
         known = self.lexicon.words
         first, second, early = (known.get(context.words[-back], _UNKNOWN) for back in (2, 1, least))
-        places = self._places(first, second, early, least, without)
+        places = self._find_places(first, second, early, least, without)
         if not len(places):
             return None
         words = [known.get(word, _UNKNOWN) for word in context.words]
-        lengths = _matching(self.numbers, places, words)
+        lengths = _count_matching(self.numbers, places, words)
         while len(places):
             length = int(lengths.max())
             if length < least:
                 break
-            if followed := self._followed(places[lengths == length], context.begun):
-                return FollowingLines(length + begun, followed)
+            if followed := self._count_following(places[lengths == length], context.partial_word):
+                return FollowingLines(length + has_partial, followed)
             shorter = lengths < length
             places, lengths = places[shorter], lengths[shorter]
         return None
 
-    def _places(self, first: int, second: int, early: int, least: int, without: str | None) -> Numbers:
+    def _find_places(self, first: int, second: int, early: int, least: int, without: str | None) -> Numbers:
         """The last positions that follow these two words, with the word `early` where `least` words back are.
         Not all of them match the words between."""
         pair = (first << 32) + second
@@ -203,28 +203,28 @@ class TextIndex:
         inside: Numbers = places[self.numbers[places] != _BREAK]
         return inside
 
-    def _followed(self, places: Numbers, begun: str) -> dict[str, int]:
+    def _count_following(self, places: Numbers, partial_word: str) -> dict[str, int]:
         found: Counter[str] = Counter()
         for end in self.ends[places[-_KEPT:] - 1].tolist():
-            if begun and not self.text.startswith(begun, end):
+            if partial_word and not self.text.startswith(partial_word, end):
                 continue
             stop = self.text.find("\n", end)
-            line = self.text[end + len(begun) : stop if stop >= 0 else len(self.text)]
+            line = self.text[end + len(partial_word) : stop if stop >= 0 else len(self.text)]
             found[line.rstrip()[:_CONTINUED]] += 1
         return found
 
 
-def _matching(numbers: Numbers, places: Numbers, words: Sequence[int]) -> Numbers:
+def _count_matching(numbers: Numbers, places: Numbers, words: Sequence[int]) -> Numbers:
     """How many of `words` precede each of the positions, before which the last two stand."""
     if len(places) <= _FEW:
-        return _more(numbers, places, words[-SHORTEST - 1 :: -1], SHORTEST)
-    lengths = _more(numbers, places, words[-SHORTEST - 1 : -_NEAR - 1 : -1], SHORTEST)
+        return _count_more(numbers, places, words[-SHORTEST - 1 :: -1], SHORTEST)
+    lengths = _count_more(numbers, places, words[-SHORTEST - 1 : -_NEAR - 1 : -1], SHORTEST)
     if len(words) > _NEAR and len(far := np.flatnonzero(lengths == _NEAR)):
-        lengths[far] = _more(numbers, places[far], words[-_NEAR - 1 :: -1], _NEAR)
+        lengths[far] = _count_more(numbers, places[far], words[-_NEAR - 1 :: -1], _NEAR)
     return lengths
 
 
-def _more(numbers: Numbers, places: Numbers, words: Sequence[int], known: int) -> Numbers:
+def _count_more(numbers: Numbers, places: Numbers, words: Sequence[int], known: int) -> Numbers:
     """The same for positions where `known` words match; `words` are those before them, the last one first.
     Every text begins with a number that no word has, so that nothing matches beyond."""
     found = numbers.take(places[:, None] - _BACK[known : known + len(words) + 1], mode="wrap")

@@ -27,7 +27,7 @@ from keystroke.analysis.check.scope import (
 from keystroke.text import Edit
 
 
-def candidates(
+def candidate_fixes(
     source: PythonSource, found: Diagnostic, project: Project, origin: Path | None
 ) -> Iterator[Fix]:
     """Candidate fixes for a diagnostic of a text that parses."""
@@ -69,7 +69,7 @@ def undefined_name_fixes(source: PythonSource, found: Diagnostic) -> Iterator[Fi
     name, line = found.subject, source.document.position(found.start).line + 1
     seen = visible_names(source.tree, line)
     if (own := FOREIGN.get(name)) is not None and (own != "self" or "self" in seen):
-        yield _replaced(found, own)
+        yield _replace_name_fix(found, own)
     yield from _of_self(source, found, line)
     followed = source.text[found.end : found.end + 1]
     called = followed == "("
@@ -79,14 +79,14 @@ def undefined_name_fixes(source: PythonSource, found: Diagnostic) -> Iterator[Fi
         yield Fix(f"Add `import {name}`", add_import(source, name))
     near = closest_names(name, (item for item in seen if item != name))
     if near and (near[0].lower() == name.lower() or name not in HOMES):
-        yield from (_replaced(found, item) for item in near)
+        yield from (_replace_name_fix(found, item) for item in near)
     if name in HOMES:
         yield Fix(f"Add `from {HOMES[name]} import {name}`", add_import(source, HOMES[name], name))
-    yield from (_replaced(found, item) for item in closest_names(name, BUILTINS, 2, least=0.75))
+    yield from (_replace_name_fix(found, item) for item in closest_names(name, BUILTINS, 2, least=0.75))
     if not called:
         for item in closest_names(name, ["self", "cls"], 1):
             if item in seen:
-                yield _replaced(found, item)
+                yield _replace_name_fix(found, item)
 
 
 def _of_self(source: PythonSource, found: Diagnostic, line: int) -> Iterator[Fix]:
@@ -140,10 +140,10 @@ def declare_outside(source: PythonSource, name: str, line: int) -> Iterator[Fix]
 
 
 def similar_name_fixes(found: Diagnostic, names: Iterable[str]) -> Iterator[Fix]:
-    yield from (_replaced(found, item) for item in closest_names(found.subject, names))
+    yield from (_replace_name_fix(found, item) for item in closest_names(found.subject, names))
 
 
-def _replaced(found: Diagnostic, name: str) -> Fix:
+def _replace_name_fix(found: Diagnostic, name: str) -> Fix:
     return Fix(f"Change to `{name}`", (Edit(found.start, found.end, name),))
 
 
@@ -253,7 +253,7 @@ def _only_one(tree: ast.Module, node: ast.stmt) -> bool:
 def module_fixes(source: PythonSource, found: Diagnostic, project: Project) -> Iterator[Fix]:
     """The module under its current name, or one with a similar name."""
     if (moved := MOVED_MODULES.get(found.subject)) is not None:
-        yield Fix(f"Import {moved}", (Edit(found.start, found.end, _aliased(source, found, moved)),))
+        yield Fix(f"Import {moved}", (Edit(found.start, found.end, _with_alias(source, found, moved)),))
     head, dot, rest = found.subject.partition(".")
     near = closest_names(head, project.importable_names(), least=0.75)
     if project.exists(head) and dot:
@@ -262,10 +262,10 @@ def module_fixes(source: PythonSource, found: Diagnostic, project: Project) -> I
     else:
         near = [item + dot + rest for item in near]
     for item in near:
-        yield Fix(f"Import {item}", (Edit(found.start, found.end, _aliased(source, found, item)),))
+        yield Fix(f"Import {item}", (Edit(found.start, found.end, _with_alias(source, found, item)),))
 
 
-def _aliased(source: PythonSource, found: Diagnostic, module: str) -> str:
+def _with_alias(source: PythonSource, found: Diagnostic, module: str) -> str:
     """The module, with `as` its old name where the file uses that name after a plain `import`."""
     line = source.text[source.text.rfind("\n", 0, found.start) + 1 : found.start]
     following = source.text[found.end : found.end + 4]
@@ -312,7 +312,7 @@ def import_name_fixes(
     for item in closest_names(name, names or ()):
         uses = len(re.findall(rf"\b{re.escape(name)}\b", source.text))
         if uses <= 1 or (node is not None and any(a.name == name and a.asname for a in node.names)):
-            yield _replaced(found, item)
+            yield _replace_name_fix(found, item)
         else:
             edits = tuple(
                 Edit(m.start(), m.end(), item)

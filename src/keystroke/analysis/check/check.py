@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyflakes import messages
 
-from keystroke.analysis.check.candidates import candidates
+from keystroke.analysis.check.candidates import candidate_fixes
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
 from keystroke.analysis.check.facts import piece_facts
 from keystroke.analysis.check.flakes import run_pyflakes, separable
@@ -76,7 +76,7 @@ def check(
             for item in syntax_errors(text, path)
         )
     home = project or Project()
-    found = _found(text, path, home)
+    found = _find_diagnostics(text, path, home)
     if not fixes:
         return found
     return tuple(
@@ -116,27 +116,29 @@ def fixes_for(
     source = parse_source(text)
     if source is None:
         return ()
-    before = Counter(item.code for item in (known if known is not None else _found(text, path, home)))
+    before = Counter(
+        item.code for item in (known if known is not None else _find_diagnostics(text, path, home))
+    )
     proved: list[Fix] = []
     seen: set[str] = set()
-    for tried, fix in enumerate(candidates(source, diagnostic, home, _origin(path))):
+    for tried, fix in enumerate(candidate_fixes(source, diagnostic, home, _path_or_none(path))):
         if tried >= _TRIES or len(proved) >= limit:
             break
         after = apply_edits(text, fix.edits)
         if after in seen:
             continue
         seen.add(after)
-        now = Counter(item.code for item in _found(after, path, home))
+        now = Counter(item.code for item in _find_diagnostics(after, path, home))
         if now[diagnostic.code] < before[diagnostic.code] and not now - before:
             proved.append(fix)
     return tuple(proved)
 
 
-def _origin(path: str | Path) -> Path | None:
+def _path_or_none(path: str | Path) -> Path | None:
     return Path(path) if str(path) else None
 
 
-def _found(text: str, path: str | Path, project: Project) -> tuple[Diagnostic, ...]:
+def _find_diagnostics(text: str, path: str | Path, project: Project) -> tuple[Diagnostic, ...]:
     cut = split_pieces(text)
     if cut is None:
         error = parse_failure(text)
@@ -150,16 +152,16 @@ def _found(text: str, path: str | Path, project: Project) -> tuple[Diagnostic, .
             cut = single_piece(text) or cut
         module = _Module(cut)
         found = [
-            *_flakes(module, path),
-            *_imports(module, project, _origin(path)),
-            *_attributes(module, project, _origin(path)),
+            *_check_with_pyflakes(module, path),
+            *_check_imports(module, project, _path_or_none(path)),
+            *_check_attributes(module, project, _path_or_none(path)),
             *_own_attributes(module),
             *_methods_without_self(module),
-            *_forgotten_prefixes(module),
+            *_missing_prefixes(module),
         ]
     except RecursionError:
         return ()  # machine-made code, deeper than the stack
-    kept = {module.placed(at, item) for at, item in found if not _QUIET.search(module.line(at, item.start))}
+    kept = {module.in_text(at, item) for at, item in found if not _QUIET.search(module.line(at, item.start))}
     return tuple(sorted(kept, key=lambda item: (item.start, item.end, item.code, item.subject)))
 
 
@@ -181,7 +183,7 @@ class _Module:
             start += len(piece.text)
             line += piece.text.count("\n")
 
-    def placed(self, at: int, item: Diagnostic) -> Diagnostic:
+    def in_text(self, at: int, item: Diagnostic) -> Diagnostic:
         start = self.starts[at]
         return replace(item, start=item.start + start, end=item.end + start) if start else item
 
@@ -190,7 +192,7 @@ class _Module:
         return document.line(document.position(offset, "utf-32").line)
 
 
-def _flakes(module: _Module, path: str | Path) -> _Found:
+def _check_with_pyflakes(module: _Module, path: str | Path) -> _Found:
     name = Path(path).name if str(path) else "text.py"
     for at, message, origin in run_pyflakes(module.pieces, str(path) or "text.py"):
         known = _WARNED.get(type(message))
@@ -218,18 +220,18 @@ def _flakes(module: _Module, path: str | Path) -> _Found:
         yield at, Diagnostic(code, level, words, start, end, subject)
 
 
-def _imports(module: _Module, project: Project, origin: Path | None) -> _Found:
+def _check_imports(module: _Module, project: Project, origin: Path | None) -> _Found:
     for at, piece in enumerate(module.facts):
         for item in piece.imports:
             if item.level is None:
                 for name, start in item.names:
-                    yield from ((at, found) for found in _missing(name, start, project, origin))
+                    yield from ((at, found) for found in _missing_module(name, start, project, origin))
                 continue
             if item.level:
                 target = project.relative(origin, item.level, item.module) if origin is not None else None
                 names = project.names_of(target) if target is not None else None
             else:
-                absent = list(_missing(item.module, item.start, project, origin))
+                absent = list(_missing_module(item.module, item.start, project, origin))
                 yield from ((at, found) for found in absent)
                 names = None if absent else project.names(item.module, origin)
             wanted = "." * item.level + item.module
@@ -242,7 +244,7 @@ def _no_member(code: str, level: Level, end: int, name: str, owner: str) -> Diag
     return Diagnostic(code, level, f"`{owner}` has no `{name}`", end - len(name), end, name, owner)
 
 
-def _missing(module: str, start: int, project: Project, origin: Path | None) -> Iterator[Diagnostic]:
+def _missing_module(module: str, start: int, project: Project, origin: Path | None) -> Iterator[Diagnostic]:
     """A module that does not exist. A package may be installed elsewhere, so only a near miss is an error."""
     if project.exists(module, origin):
         return
@@ -253,7 +255,7 @@ def _missing(module: str, start: int, project: Project, origin: Path | None) -> 
         yield Diagnostic("unresolved-import", Level.ERROR, words, start, start + len(module), module)
 
 
-def _attributes(module: _Module, project: Project, origin: Path | None) -> _Found:
+def _check_attributes(module: _Module, project: Project, origin: Path | None) -> _Found:
     modules: dict[str, str] = {}
     rebound: set[str] = set()
     for piece in module.facts:
@@ -303,7 +305,7 @@ def _methods_without_self(module: _Module) -> _Found:
                 yield at, replace(found, context=method.context)
 
 
-def _forgotten_prefixes(module: _Module) -> _Found:
+def _missing_prefixes(module: _Module) -> _Found:
     """Strings without an f prefix whose braces hold visible names."""
     words = "The braces are printed as they are: the string has no `f` before it"
     bound = frozenset().union(*(piece.bound for piece in module.facts)) if module.facts else frozenset()

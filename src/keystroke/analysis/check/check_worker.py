@@ -24,7 +24,7 @@ _projects: dict[str | None, tuple[float, Project]] = {}
 def check_in_worker(text: str, path: str, root: str | None) -> tuple[str, Any]:
     """("found", diagnostics) or ("refused", the message of the error)."""
     try:
-        found = check(text, path, project=_project(root))
+        found = check(text, path, project=_cached_project(root))
     except KeystrokeError as error:
         return "refused", error.message
     return "found", msgspec.to_builtins(found)
@@ -35,10 +35,10 @@ def diagnostics_from_plain(plain: Any) -> tuple[Diagnostic, ...]:
     return msgspec.convert(plain, tuple[Diagnostic, ...])
 
 
-def _project(root: str | None) -> Project:
-    made, project = _projects.get(root, (0.0, None))
+def _cached_project(root: str | None) -> Project:
+    created, project = _projects.get(root, (0.0, None))
     now = time.monotonic()
-    if project is None or now - made > _PROJECT_AGE:
+    if project is None or now - created > _PROJECT_AGE:
         if len(_projects) >= _PROJECTS:
             _projects.clear()
         project = Project(None if root is None else Path(root))

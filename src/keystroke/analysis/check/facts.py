@@ -13,8 +13,8 @@ from keystroke.analysis.check.pieces import CodePiece
 from keystroke.analysis.check.scope import (
     PythonSource,
     bound_names,
+    is_plain_class,
     own_members,
-    plain_class,
     receiver_name,
     visible_names,
 )
@@ -74,12 +74,12 @@ class PieceFacts:
 def piece_facts(piece: CodePiece) -> PieceFacts:
     found = piece.cache.get("piece_facts")
     if not isinstance(found, PieceFacts):
-        found = piece.cache["piece_facts"] = _gathered(piece.source)
+        found = piece.cache["piece_facts"] = _gather_facts(piece.source)
     return found
 
 
-def _gathered(source: PythonSource) -> PieceFacts:
-    guarded = _guarded(source)
+def _gather_facts(source: PythonSource) -> PieceFacts:
+    guarded = _guarded_lines(source)
     attributes = source.nodes(ast.Attribute)
     classes = source.nodes(ast.ClassDef)
     rebound = {alias.asname or alias.name for node in source.nodes(ast.ImportFrom) for alias in node.names}
@@ -106,21 +106,21 @@ def _gathered(source: PythonSource) -> PieceFacts:
         if source.text[end - len(node.attr) : end] == node.attr
     )
     return PieceFacts(
-        imports=_imports(source, guarded),
+        imports=_list_imports(source, guarded),
         modules=modules,
         rebound=frozenset(rebound),
         attributes=uses,
         stored=frozenset(node.attr for node in attributes if not isinstance(node.ctx, ast.Load)),
         of_names=frozenset((n.value.id, n.attr) for n in attributes if isinstance(n.value, ast.Name)),
-        own={node: frozenset(own_members(node)) if plain_class(node) else None for node in classes},
+        own={node: frozenset(own_members(node)) if is_plain_class(node) else None for node in classes},
         self_uses={node: tuple(_self_uses(source, node)) for node in classes},
-        methods=tuple(_methods(source, classes)),
-        braces=tuple(_braces(source)),
+        methods=tuple(_find_selfless_methods(source, classes)),
+        braces=tuple(_find_braced_strings(source)),
         bound=frozenset(bound_names(source.tree)),
     )
 
 
-def _guarded(source: PythonSource) -> set[int]:
+def _guarded_lines(source: PythonSource) -> set[int]:
     """Lines inside `try` blocks that expect import or name errors, and under tests of the platform."""
     lines: set[int] = set()
     for node in source.nodes(ast.Try):
@@ -137,7 +137,7 @@ def _guarded(source: PythonSource) -> set[int]:
     return lines
 
 
-def _imports(source: PythonSource, guarded: set[int]) -> tuple[ImportStatement, ...]:
+def _list_imports(source: PythonSource, guarded: set[int]) -> tuple[ImportStatement, ...]:
     plain = [
         ImportStatement(None, "", 0, tuple((alias.name, source.span(alias)[0]) for alias in node.names))
         for node in source.nodes(ast.Import)
@@ -173,7 +173,7 @@ def _self_uses(source: PythonSource, node: ast.ClassDef) -> list[tuple[str, int]
     return found
 
 
-def _methods(source: PythonSource, classes: list[ast.ClassDef]) -> list[SelflessMethod]:
+def _find_selfless_methods(source: PythonSource, classes: list[ast.ClassDef]) -> list[SelflessMethod]:
     found = []
     for node in classes:
         if node.bases or node.keywords:
@@ -197,7 +197,7 @@ def _methods(source: PythonSource, classes: list[ast.ClassDef]) -> list[Selfless
     return found
 
 
-def _braces(source: PythonSource) -> list[BracedString]:
+def _find_braced_strings(source: PythonSource) -> list[BracedString]:
     """Plain strings that are printed or raised and have names in braces."""
     found = []
     for node in source.nodes(ast.Call):

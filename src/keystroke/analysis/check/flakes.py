@@ -56,7 +56,7 @@ class PieceReport:
 
 def run_pyflakes(pieces: list[CodePiece], filename: str) -> Iterator[tuple[int, Any, int]]:
     """Messages with the index of their piece, and of the piece that a line number in them refers to."""
-    names = [_names(piece) for piece in pieces]
+    names = [_cached_bindings(piece) for piece in pieces]
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     always: set[str] = set()
@@ -74,12 +74,12 @@ def run_pyflakes(pieces: list[CodePiece], filename: str) -> Iterator[tuple[int, 
         here = piece.words & (first.keys() | always)
         earlier = frozenset(n for n in here if n in always or first[n] < at)
         later = frozenset(n for n in here if n not in earlier and last[n] > at)
-        looks.append(_look(piece, earlier, later, imports, future, opening, filename))
+        looks.append(_check_piece(piece, earlier, later, imports, future, opening, filename))
         opening = opening and all(_may_open(node) for node in piece.source.tree.body)
-    exported = frozenset().union(*(look.exported for look in looks)) if looks else frozenset()
-    for at, look in enumerate(looks):
-        yield from ((at, message, at) for message in look.messages)
-        for unused in look.unused:
+    exported = frozenset().union(*(report.exported for report in looks)) if looks else frozenset()
+    for at, report in enumerate(looks):
+        yield from ((at, message, at) for message in report.messages)
+        for unused in report.unused:
             name = unused.name
             if name in exported or any(name in o.used for n, o in enumerate(looks) if n != at):
                 continue
@@ -105,7 +105,7 @@ class _Place:
 
 def separable(pieces: list[CodePiece]) -> bool:
     """Whether checking the pieces one by one gives the same messages as checking the whole text."""
-    names = [_names(piece) for piece in pieces]
+    names = [_cached_bindings(piece) for piece in pieces]
     if any(item.star for item in names):
         return False
     seen: set[str] = set()
@@ -122,14 +122,14 @@ def separable(pieces: list[CodePiece]) -> bool:
     return True
 
 
-def _names(piece: CodePiece) -> PieceBindings:
+def _cached_bindings(piece: CodePiece) -> PieceBindings:
     found = piece.cache.get("names")
     if not isinstance(found, PieceBindings):
-        found = piece.cache["names"] = _bindings(piece)
+        found = piece.cache["names"] = _find_bindings(piece)
     return found
 
 
-def _bindings(piece: CodePiece) -> PieceBindings:
+def _find_bindings(piece: CodePiece) -> PieceBindings:
     bound: set[str] = set()
     defined: set[str] = set()
     deleted: set[str] = set()
@@ -185,7 +185,7 @@ def _bindings(piece: CodePiece) -> PieceBindings:
     )  # fmt: skip
 
 
-def _look(
+def _check_piece(
     piece: CodePiece,
     earlier: frozenset[str],
     later: frozenset[str],
@@ -202,7 +202,7 @@ def _look(
         for old in [k for k in piece.cache if isinstance(k, tuple) and k[0] == "look"][:-3]:
             del piece.cache[old]
         own = _PieceChecker(piece.source.tree, filename, earlier, later, outside, future=future, first=first)
-        found = piece.cache[key] = own.look()
+        found = piece.cache[key] = own.report()
     return found
 
 
@@ -231,7 +231,7 @@ class _PieceChecker(checker.Checker):  # type: ignore[misc]
         self._hidden: dict[str, list[ast.AST]] = {}
         super().__init__(tree, filename)
 
-    def look(self) -> PieceReport:
+    def report(self) -> PieceReport:
         return PieceReport(self.messages, self._unused, frozenset(self._used), self._exported, self._hidden)
 
     def handleChildren(self, tree: ast.AST, omit: Any = None) -> None:  # noqa: N802 - pyflakes' name

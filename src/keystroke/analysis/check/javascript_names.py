@@ -160,9 +160,9 @@ def _collect(root: SgNode, top: _Scope, scopes: list[_Scope], uses: list[tuple[s
         if kind == "export_statement" and node.field("source") is not None:
             continue
         if kind == "variable_declarator" and (name := node.field("name")) is not None:
-            how = _keyword(node)
+            how = _declaration_keyword(node)
             target = scope.of_function() if how == "var" else scope
-            around = str(outer.kind()) if (outer := _parent(_parent(node))) is not None else ""
+            around = str(outer.kind()) if (outer := _parent_of(_parent_of(node))) is not None else ""
             for inner in _pattern_names(name):
                 # A loop may declare its variable again, and a declaration for the type checker is none.
                 target.declare(inner, around if around in ("for_statement", "ambient_declaration") else how)
@@ -184,11 +184,11 @@ def _collect(root: SgNode, top: _Scope, scopes: list[_Scope], uses: list[tuple[s
         todo.extend((child, inside) for child in reversed(node.children()))
 
 
-def _parent(node: SgNode | None) -> SgNode | None:
+def _parent_of(node: SgNode | None) -> SgNode | None:
     return None if node is None else node.parent()
 
 
-def _keyword(declarator: SgNode) -> str:
+def _declaration_keyword(declarator: SgNode) -> str:
     parent = declarator.parent()
     children = parent.children() if parent is not None else []
     return next((c.text() for c in children if c.kind() in ("var", "let", "const")), "const")

@@ -52,7 +52,7 @@ class Project:
         script = origin is not None and not (origin.parent / "__init__.py").exists()
         near = (origin.parent,) if script and origin is not None else ()
         for folder in (*near, *self.own, _STDLIB, *self.sites):
-            if (found := _located(folder, module.split("."))) is not None:
+            if (found := _locate_module(folder, module.split("."))) is not None:
                 return found
         return None
 
@@ -103,7 +103,7 @@ class Project:
         folder = origin.parent
         for _ in range(level - 1):
             folder = folder.parent
-        return _located(folder, module.split(".")) if module else folder
+        return _locate_module(folder, module.split(".")) if module else folder
 
     def importable_names(self) -> frozenset[str]:
         """The top-level modules that can be imported."""
@@ -138,7 +138,7 @@ def _site_folders(root: Path | None) -> tuple[Path, ...]:
     return tuple(Path(item) for item in sys.path if item.endswith(("site-packages", "dist-packages")))
 
 
-def _located(folder: Path, parts: list[str]) -> Path | None:
+def _locate_module(folder: Path, parts: list[str]) -> Path | None:
     for part in parts[:-1]:
         folder = folder / part
         if not folder.is_dir():
@@ -159,11 +159,11 @@ def _submodules(folder: Path) -> frozenset[str]:
         stamp = folder.stat().st_mtime_ns
     except OSError:
         return frozenset()
-    return _listed(folder, stamp)
+    return _list_submodules(folder, stamp)
 
 
 @lru_cache(maxsize=512)
-def _listed(folder: Path, _stamp: int) -> frozenset[str]:
+def _list_submodules(folder: Path, _stamp: int) -> frozenset[str]:
     names = set()
     try:
         for entry in os.scandir(folder):
@@ -194,7 +194,7 @@ def _source_names(file: Path, _stamp: int, size: int) -> _Named | None:
         tree = parse_quietly(text)
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return None
-    if _STDLIB in file.parents and (loaded := _loaded(file)):
+    if _STDLIB in file.parents and (loaded := _loaded_names(file)):
         return loaded, ()
     if any(word in text for word in _DYNAMIC):
         return None
@@ -208,7 +208,7 @@ def _source_names(file: Path, _stamp: int, size: int) -> _Named | None:
     return frozenset(names), tuple(stars)
 
 
-def _loaded(file: Path) -> frozenset[str]:
+def _loaded_names(file: Path) -> frozenset[str]:
     """The names of a standard library module that this process has already loaded."""
     name = ".".join(file.relative_to(_STDLIB).with_suffix("").parts).removesuffix(".__init__")
     module = sys.modules.get(name)

@@ -62,7 +62,7 @@ def syntax_errors(text: str, path: str | Path) -> tuple[Diagnostic, ...]:
     if not found:
         mark_parsed(path)
         return ()
-    if _silent(text, language, Path(path)):
+    if _is_silenced(text, language, Path(path)):
         return ()
     return tuple(
         Diagnostic("syntax-error", Level.ERROR, item.message, item.start, item.end, item.missing)
@@ -73,12 +73,12 @@ def syntax_errors(text: str, path: str | Path) -> tuple[Diagnostic, ...]:
 def find_syntax_slips(text: str, language: str) -> list[SyntaxSlip]:
     """The syntax errors that the parser of a language reports, in order."""
     if language == "json":
-        return list(_json(text))
+        return list(_json_slips(text))
     if language == "toml":
-        return list(_toml(text))
+        return list(_toml_slips(text))
     if language == "yaml":
-        return list(_yaml(text))
-    return list(_tree(text, language))
+        return list(_yaml_slips(text))
+    return list(_tree_slips(text, language))
 
 
 def other_language_fixes(text: str, found: Diagnostic, path: str | Path, limit: int) -> tuple[Fix, ...]:
@@ -88,13 +88,13 @@ def other_language_fixes(text: str, found: Diagnostic, path: str | Path, limit: 
         return ()
     before = len(find_syntax_slips(text, language))
     kept: list[Fix] = []
-    for fix in _candidates(text, found, language):
+    for fix in _candidate_fixes(text, found, language):
         if len(kept) < limit and len(find_syntax_slips(apply_edits(text, fix.edits), language)) < before:
             kept.append(fix)
     return tuple(kept)
 
 
-def _candidates(text: str, found: Diagnostic, language: str) -> Iterator[Fix]:
+def _candidate_fixes(text: str, found: Diagnostic, language: str) -> Iterator[Fix]:
     if found.subject:
         end = len(text[: found.start].rstrip())
         for at in dict.fromkeys((end, found.start)):
@@ -133,7 +133,7 @@ def mark_parsed(path: str | Path) -> None:
             _clean.popitem(last=False)
 
 
-def _silent(text: str, language: str, path: Path) -> bool:
+def _is_silenced(text: str, language: str, path: Path) -> bool:
     if language == "json":
         return bool(_LENIENT.search(path.as_posix()) or _COMMENTED.search(text) or _TEMPLATED.search(text))
     if language in ("yaml", "toml"):
@@ -154,11 +154,11 @@ def _saved_is_understood(path: Path, language: str) -> bool | None:
         return None
     if not info.st_size:
         return None
-    return info.st_size <= _MAX_SAVED and _understood(path, language, info.st_mtime_ns, info.st_size)
+    return info.st_size <= _MAX_SAVED and _parses(path, language, info.st_mtime_ns, info.st_size)
 
 
 @lru_cache(maxsize=256)
-def _understood(path: Path, language: str, _stamp: int, _size: int) -> bool:
+def _parses(path: Path, language: str, _stamp: int, _size: int) -> bool:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError):
@@ -166,7 +166,7 @@ def _understood(path: Path, language: str, _stamp: int, _size: int) -> bool:
     return not find_syntax_slips(text, language)
 
 
-def _json(text: str) -> Iterator[SyntaxSlip]:
+def _json_slips(text: str) -> Iterator[SyntaxSlip]:
     mark = len(text) - len(text.removeprefix("\ufeff"))
     try:
         json.loads(text[mark:])
@@ -177,19 +177,19 @@ def _json(text: str) -> Iterator[SyntaxSlip]:
         return
 
 
-def _toml(text: str) -> Iterator[SyntaxSlip]:
+def _toml_slips(text: str) -> Iterator[SyntaxSlip]:
     try:
         tomllib.loads(text.replace("\r\n", "\n"))
     except tomllib.TOMLDecodeError as error:
         words, _, place = str(error).partition(" (at ")
         numbers = [int(number) for number in re.findall(r"\d+", place)]
-        at = _offset(text, numbers[0] - 1, numbers[1] - 1) if len(numbers) == 2 else max(0, len(text) - 1)
+        at = _offset_of(text, numbers[0] - 1, numbers[1] - 1) if len(numbers) == 2 else max(0, len(text) - 1)
         yield SyntaxSlip(words, at, min(at + 1, len(text)))
     except RecursionError:
         return
 
 
-def _yaml(text: str) -> Iterator[SyntaxSlip]:
+def _yaml_slips(text: str) -> Iterator[SyntaxSlip]:
     """An error only if both parsers fail: one knows only YAML 1.1, the other is lenient."""
     if not parse_tree(text, "yaml").find_all(kind="ERROR"):
         return
@@ -201,19 +201,19 @@ def _yaml(text: str) -> Iterator[SyntaxSlip]:
             pass
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        at = _offset(text, mark.line, mark.column) if mark is not None else 0
+        at = _offset_of(text, mark.line, mark.column) if mark is not None else 0
         yield SyntaxSlip((error.problem or "not valid YAML").capitalize(), at, min(at + 1, len(text)))
     except (yaml.YAMLError, RecursionError):
         return
 
 
-def _tree(text: str, language: str) -> Iterator[SyntaxSlip]:
+def _tree_slips(text: str, language: str) -> Iterator[SyntaxSlip]:
     whole = text if text.endswith("\n") else f"{text}\n"  # a missing final newline is no error
     root = parse_tree(whole, language)
     found: list[SyntaxSlip] = []
     for node in root.find_all(kind="ERROR"):
         span = node.range()
-        found.append(_unexpected(text, node.children(), span.start.index, span.end.index, language))
+        found.append(_describe_error(text, node.children(), span.start.index, span.end.index, language))
     for node in root.find_all(regex="^$"):
         kind, at = node.kind(), node.range().start.index
         if node.is_leaf() and not kind.isidentifier() and kind.strip() and at <= len(text):
@@ -221,7 +221,7 @@ def _tree(text: str, language: str) -> Iterator[SyntaxSlip]:
     yield from sorted(found, key=lambda item: item.start)
 
 
-def _unexpected(text: str, children: list[object], start: int, end: int, language: str) -> SyntaxSlip:
+def _describe_error(text: str, children: list[object], start: int, end: int, language: str) -> SyntaxSlip:
     """The message of an error node: an unmatched bracket if there is one."""
     opened: list[tuple[str, int]] = []
     for child in children:
@@ -243,7 +243,7 @@ def _unexpected(text: str, children: list[object], start: int, end: int, languag
     return SyntaxSlip(f"{shown} ({language_name(language)})", start, max(last, min(start + 1, len(text))))
 
 
-def _offset(text: str, line: int, column: int) -> int:
+def _offset_of(text: str, line: int, column: int) -> int:
     start = 0
     for _ in range(line):
         start = text.find("\n", start) + 1

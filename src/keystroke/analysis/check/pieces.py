@@ -86,7 +86,7 @@ def split_pieces(text: str) -> list[CodePiece] | None:
     """The text in pieces; None if it does not parse."""
     if "\r" in text.replace("\r\n", "") or "\f" in text:
         return single_piece(text)  # a piece cannot count such line ends
-    cuts = [*_cuts(text), len(text)]
+    cuts = [*_possible_starts(text), len(text)]
     found: list[CodePiece] = []
     at = 0
     while at < len(cuts) - 1:
@@ -104,7 +104,7 @@ def split_pieces(text: str) -> list[CodePiece] | None:
     return found or single_piece(text)
 
 
-def _cuts(text: str) -> list[int]:
+def _possible_starts(text: str) -> list[int]:
     """Offsets of the statements at which a piece may start."""
     cuts = [0]
     last, run, decorated, name, above = 0, True, False, "", ""

@@ -155,7 +155,7 @@ class ClassTable:
         nodes = [node for source in sources for node in source.nodes(ast.ClassDef)]
         names = Counter(node.name for node in nodes)
         self.known = {node.name: node for node in nodes if names[node.name] == 1}
-        self._own = own or (lambda node: frozenset(own_members(node)) if plain_class(node) else None)
+        self._own = own or (lambda node: frozenset(own_members(node)) if is_plain_class(node) else None)
         self._families: dict[str, list[ast.ClassDef] | None] = {}
 
     def members(self, node: ast.ClassDef) -> frozenset[str] | None:
@@ -176,10 +176,10 @@ class ClassTable:
     def _ancestors(self, node: ast.ClassDef) -> list[ast.ClassDef] | None:
         """The class and its bases, if all are in this file."""
         if node.name not in self._families:
-            self._families[node.name] = self._found(node)
+            self._families[node.name] = self._find_ancestors(node)
         return self._families[node.name]
 
-    def _found(self, node: ast.ClassDef) -> list[ast.ClassDef] | None:
+    def _find_ancestors(self, node: ast.ClassDef) -> list[ast.ClassDef] | None:
         found: list[ast.ClassDef] = []
         todo = [node]
         while todo:
@@ -201,7 +201,7 @@ _OF_EVERY_OBJECT = frozenset(dir(object)) | {
 }
 
 
-def plain_class(node: ast.ClassDef) -> bool:
+def is_plain_class(node: ast.ClassDef) -> bool:
     """Whether the members of a class can be read from its text."""
     if node.keywords or node.name.endswith("Mixin"):
         return False

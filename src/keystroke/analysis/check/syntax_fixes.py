@@ -62,7 +62,7 @@ def parse_failure(text: str) -> ParseFailure | None:
 def syntax_fixes(text: str, error: ParseFailure, limit: int = 3) -> tuple[Fix, ...]:
     """Checked fixes, those after which the whole text parses first. Very long lines get none, because the
     patterns take quadratic time on them."""
-    if any(len(line) > LONGEST_LINE for line in _around(text, error)):
+    if any(len(line) > LONGEST_LINE for line in _lines_around(text, error)):
         return ()
     whole: list[Fix] = []
     partly: list[Fix] = []
@@ -84,19 +84,26 @@ def syntax_fixes(text: str, error: ParseFailure, limit: int = 3) -> tuple[Fix, .
 _Candidate = tuple[str, tuple[Edit, ...]]
 
 
-def _around(text: str, error: ParseFailure) -> list[str]:
+def _lines_around(text: str, error: ParseFailure) -> list[str]:
     """The lines next to the error, which candidates are looked for in."""
     return text.split("\n", error.line + 3)[max(error.line - 2, 0) : error.line + 3]
 
 
 def _candidates(text: str, error: ParseFailure) -> Iterator[_Candidate]:
     document = Document(text)
-    makers = (_characters, _indentation, _assignment, _brackets, _strings)
-    for maker in (*makers, _formatted, _words, _colon, _comma, _between):
+    makers = (_fix_characters, _fix_indentation, _fix_assignment, _fix_brackets, _fix_strings)
+    for maker in (
+        *makers,
+        _fix_formatted_strings,
+        _fix_foreign_words,
+        _insert_colon,
+        _insert_comma,
+        _insert_missing_sign,
+    ):
         yield from maker(text, document, error, error.message)
 
 
-def _one(title: str, start: int, end: int, new: str) -> _Candidate:
+def _replacement(title: str, start: int, end: int, new: str) -> _Candidate:
     return title, (Edit(start, end, new),)
 
 
@@ -112,7 +119,7 @@ def _code_end(line: str) -> int:
     return len(line.rstrip())
 
 
-def _near(document: Document, line: int) -> Iterator[int]:
+def _nearby_lines(document: Document, line: int) -> Iterator[int]:
     """The error's line, then the previous line of code, where the cause often is."""
     yield line
     for before in range(line - 1, max(-1, line - 6), -1):
@@ -121,11 +128,11 @@ def _near(document: Document, line: int) -> Iterator[int]:
             return
 
 
-def _indent(line: str) -> str:
+def _indent_of(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _characters(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
+def _fix_characters(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     """Typographic characters of pasted code."""
     if "invalid character" not in message and "non-printable" not in message:
         return
@@ -137,19 +144,21 @@ def _characters(text: str, document: Document, error: ParseFailure, message: str
             yield "Replace typographic characters by plain ones", edits
 
 
-def _indentation(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
+def _fix_indentation(
+    text: str, document: Document, error: ParseFailure, message: str
+) -> Iterator[_Candidate]:
     lines = [document.line(n) for n in range(document.line_count)]
     line = error.line
     first = document.line_span(line)[0]
-    own = _indent(lines[line])
-    unit = next((_indent(item) for item in lines if _indent(item)), "    ")
+    own = _indent_of(lines[line])
+    unit = next((_indent_of(item) for item in lines if _indent_of(item)), "    ")
     unit = "\t" if unit.startswith("\t") else unit if 1 < len(unit) <= 8 else "    "
     if "inconsistent use of tabs" in message:
         for width in (4, 8, 2):
             edits = tuple(
-                Edit(document.line_span(n)[0], document.line_span(n)[0] + len(_indent(item)), spaced)
+                Edit(document.line_span(n)[0], document.line_span(n)[0] + len(_indent_of(item)), spaced)
                 for n, item in enumerate(lines)
-                if item.strip() and (spaced := _indent(item).expandtabs(width)) != _indent(item)
+                if item.strip() and (spaced := _indent_of(item).expandtabs(width)) != _indent_of(item)
             )
             if edits:
                 yield "Indent with spaces throughout", edits
@@ -159,10 +168,10 @@ def _indentation(text: str, document: Document, error: ParseFailure, message: st
             header = line  # the text ends after it
         if header is None:
             return
-        inner = _indent(lines[header]) + unit
-        if lines[line].strip() and line != header and len(own) <= len(_indent(lines[header])):
+        inner = _indent_of(lines[header]) + unit
+        if lines[line].strip() and line != header and len(own) <= len(_indent_of(lines[header])):
             last = line
-            while last + 1 < len(lines) and lines[last + 1].strip() and _indent(lines[last + 1]) == own:
+            while last + 1 < len(lines) and lines[last + 1].strip() and _indent_of(lines[last + 1]) == own:
                 if _HEADER.match(lines[last + 1]) and not own:
                     break
                 last += 1
@@ -174,38 +183,38 @@ def _indentation(text: str, document: Document, error: ParseFailure, message: st
                 )
                 yield "Indent the body" if upto == line else "Indent the whole body", edits
         end = document.line_span(header)[1]
-        yield _one("Put `pass` for the missing body", end, end, f"{line_end(text)}{inner}pass")
+        yield _replacement("Put `pass` for the missing body", end, end, f"{line_end(text)}{inner}pass")
     elif "unexpected indent" in message or "unindent does not match" in message:
         levels = dict.fromkeys(
-            _indent(lines[n]) for n in range(line - 1, max(-1, line - 200), -1) if lines[n].strip()
+            _indent_of(lines[n]) for n in range(line - 1, max(-1, line - 200), -1) if lines[n].strip()
         )
         for level in sorted(levels, key=lambda item: abs(len(item) - len(own))):
             if level != own:
-                yield _one("Line the indentation up", first, first + len(own), level)
+                yield _replacement("Line the indentation up", first, first + len(own), level)
 
 
-def _assignment(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
+def _fix_assignment(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if "'=='" not in message and "cannot assign" not in message and "invalid syntax" not in message:
         return
     first, last = document.line_span(error.line)
     for found in re.finditer(r"(?<![=!<>:+\-*/%&|^@])=(?!=)", text[first:last]):
         at = first + found.start()
-        yield _one("Compare with `==`", at, at + 1, "==")
+        yield _replacement("Compare with `==`", at, at + 1, "==")
 
 
-def _brackets(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
+def _fix_brackets(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if found := re.search(r"closing parenthesis '(.)' does not match opening parenthesis '(.)'", message):
         right = _CLOSERS.get(found[2], ")")
-        yield _one(f"Close with `{right}`", error.start, error.start + 1, right)
-        yield _one(f"Insert `{right}`", error.start, error.start, right)
+        yield _replacement(f"Close with `{right}`", error.start, error.start + 1, right)
+        yield _replacement(f"Insert `{right}`", error.start, error.start, right)
         return
     if closed := re.search(r"unmatched '([)\]}])'", message):
-        yield _one("Remove the bracket that closes nothing", error.start, error.start + 1, "")
+        yield _replacement("Remove the bracket that closes nothing", error.start, error.start + 1, "")
         opener = next(item for item, closer in _CLOSERS.items() if closer == closed[1])
         first = document.line_span(error.line)[0]
         # The opening bracket may be missing: after a name, before a character that cannot follow a name.
         for found in re.finditer(r"(?<=[^\W\d])(?=[\[\({\"'\-*)\]])", text[first : error.start + 1]):
-            yield _one(f"Insert `{opener}`", first + found.start(), first + found.start(), opener)
+            yield _replacement(f"Insert `{opener}`", first + found.start(), first + found.start(), opener)
         return
     if "never closed" in message:
         closer = _CLOSERS.get(text[error.start : error.start + 1], ")")
@@ -217,25 +226,25 @@ def _brackets(text: str, document: Document, error: ParseFailure, message: str) 
         closer, line = _CLOSERS[text[opened]], document.position(opened).line
     else:
         return
-    base = len(_indent(document.line(line)))
+    base = len(_indent_of(document.line(line)))
     for at in range(line, min(line + 20, document.line_count)):
         content = document.line(at)
-        if at > line and (not content.strip() or len(_indent(content)) <= base) and at > line + 1:
+        if at > line and (not content.strip() or len(_indent_of(content)) <= base) and at > line + 1:
             break
         end = document.line_span(at)[0] + _code_end(content)
         code = content[: _code_end(content)]
         if code.endswith(":") and _HEADER.match(document.line(line)):
-            yield _one(f"Close with `{closer}`", end - 1, end - 1, closer)
+            yield _replacement(f"Close with `{closer}`", end - 1, end - 1, closer)
         elif _HEADER.match(document.line(line)) and at == line:
-            yield _one(f"Close with `{closer}:`", end, end, f"{closer}:")
+            yield _replacement(f"Close with `{closer}:`", end, end, f"{closer}:")
         if code.endswith(","):
-            yield _one(f"Close with `{closer}`", end - 1, end, closer)
-        yield _one(f"Close with `{closer}`", end, end, closer)
+            yield _replacement(f"Close with `{closer}`", end - 1, end, closer)
+        yield _replacement(f"Close with `{closer}`", end, end, closer)
     # An inner bracket: it may end before what follows it.
     last = document.line_span(line)[1]
     for found in re.finditer(r"[\]\)\},:]", text[error.start : last]):
         place = error.start + found.start()
-        yield _one(f"Close with `{closer}`", place, place, closer)
+        yield _replacement(f"Close with `{closer}`", place, place, closer)
 
 
 def _open_before(text: str, at: int) -> int | None:
@@ -256,7 +265,7 @@ def _open_before(text: str, at: int) -> int | None:
     return stack[-1] if stack else None
 
 
-def _strings(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
+def _fix_strings(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if "unterminated" not in message:
         return
     quote = text[error.start : error.start + 1]
@@ -267,20 +276,24 @@ def _strings(text: str, document: Document, error: ParseFailure, message: str) -
     if "triple" in message:
         quote = text[at : at + 3]
         end = len(text.rstrip())
-        yield _one(f"Close the string with {quote}", end, end, quote)
+        yield _replacement(f"Close the string with {quote}", end, end, quote)
         return
     first, last = document.line_span(error.line)
     end = first + len(text[first:last].rstrip())
     tail = re.search(r"[\s\)\]\},:;]*$", text[at:end])
     start = at + tail.start() if tail else end
     for place in dict.fromkeys((start, *range(start + 1, end), end)):
-        yield _one(f"Close the string with {quote}", place, place, quote)
+        yield _replacement(f"Close the string with {quote}", place, place, quote)
     # The quote may be a closing one whose opening quote is missing.
     for found in list(re.finditer(r"(?<=[\[\({,=\s+])(?=[^\s,)\]}])", text[first:at]))[::-1][:12]:
-        yield _one(f"Open the string with {quote}", first + found.start(), first + found.start(), quote)
+        yield _replacement(
+            f"Open the string with {quote}", first + found.start(), first + found.start(), quote
+        )
 
 
-def _formatted(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
+def _fix_formatted_strings(
+    text: str, document: Document, error: ParseFailure, message: str
+) -> Iterator[_Candidate]:
     if "f-string" not in message:
         return
     first, last = document.line_span(error.line)
@@ -301,7 +314,7 @@ def _formatted(text: str, document: Document, error: ParseFailure, message: str)
             )
             yield f"Use {other} inside the f-string", edits
         close = line.find(quote, body)
-        yield _one("Close the brace", first + close, first + close, "}")
+        yield _replacement("Close the brace", first + close, first + close, "}")
         for brace in re.finditer(r"\{\s*\}", inner):
             yield (
                 "Write literal braces as {{}}",
@@ -309,16 +322,18 @@ def _formatted(text: str, document: Document, error: ParseFailure, message: str)
             )
         for brace in re.finditer(r"[{}]", inner):
             place = first + body + brace.start()
-            yield _one(f"Write a literal {brace[0]} twice", place, place, brace[0])
+            yield _replacement(f"Write a literal {brace[0]} twice", place, place, brace[0])
 
 
-def _words(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
+def _fix_foreign_words(
+    text: str, document: Document, error: ParseFailure, message: str
+) -> Iterator[_Candidate]:
     """Words and operators of other languages."""
-    for number in _near(document, error.line):
+    for number in _nearby_lines(document, error.line):
         first, last = document.line_span(number)
         line = text[first:last]
         if found := re.match(r"(\s*)(?:else\s+if|elseif|elsif)\b", line):
-            yield _one("Write `elif`", first + len(found[1]), first + found.end(), "elif")
+            yield _replacement("Write `elif`", first + len(found[1]), first + found.end(), "elif")
         if found := re.match(r"\s*(?:print|exec)\b(\s+)(?=[^\s(=])", line):
             start, end = first + found.start(1), first + _code_end(line)
             yield "Call it with parentheses", (Edit(start, start + len(found[1]), "("), Edit(end, end, ")"))
@@ -334,55 +349,61 @@ def _words(text: str, document: Document, error: ParseFailure, message: str) -> 
             if edits:
                 yield title, edits
         if found := re.search(r"(\w+)\s*(\+\+|--)\s*;?$", line[: _code_end(line)]):
-            yield _one("Write `+= 1`", first + found.end(1), first + found.end(), f" {found[2][0]}= 1")
+            yield _replacement(
+                "Write `+= 1`", first + found.end(1), first + found.end(), f" {found[2][0]}= 1"
+            )
         if found := re.match(r"(\s*)(?:function|func|fn|fun)\s+(?=\w+\s*\()", line):
-            yield _one("Write `def`", first + len(found[1]), first + found.end(), "def ")
+            yield _replacement("Write `def`", first + len(found[1]), first + found.end(), "def ")
         if found := re.match(r"\s*except\s+([\w.]+)\s*,\s*(\w+)\s*:", line):
-            yield _one("Write `as`", first + found.end(1), first + found.start(2), " as ")
+            yield _replacement("Write `as`", first + found.end(1), first + found.start(2), " as ")
         if found := re.match(r"\s*except\s+([\w.]+(?:\s*,\s*[\w.]+)+)\s*:", line):
             start, end = first + found.start(1), first + found.end(1)
             yield "Put the exceptions in parentheses", (Edit(start, start, "("), Edit(end, end, ")"))
         if found := re.match(r"\s*import\s+(.+?)\s+from\s+([\w.]+)", line):
-            start = first + len(_indent(line))
-            yield _one(
+            start = first + len(_indent_of(line))
+            yield _replacement(
                 "Turn the import round", start, first + found.end(), f"from {found[2]} import {found[1]}"
             )
         if found := re.match(r"(?:\s*)(?:async\s+)?def\s+\w+(?=\s*(?:->|:|$))", line):
-            yield _one("Add the parentheses", first + found.end(), first + found.end(), "()")
-            yield _one("Add `():`", first + found.end(), first + found.end(), "():")
+            yield _replacement("Add the parentheses", first + found.end(), first + found.end(), "()")
+            yield _replacement("Add `():`", first + found.end(), first + found.end(), "():")
         if found := re.search(r"(?<![\w.])0+(?=[1-9]\d*\b)", line):
-            yield _one("Remove the leading zeros", first + found.start(), first + found.end(), "")
+            yield _replacement("Remove the leading zeros", first + found.start(), first + found.end(), "")
         if line.rstrip().endswith("{") and _HEADER.match(line):
             at = first + line.rstrip().rindex("{")
-            yield _one("Open the block with `:`", first + len(line[: at - first].rstrip()), at + 1, ":")
+            yield _replacement(
+                "Open the block with `:`", first + len(line[: at - first].rstrip()), at + 1, ":"
+            )
 
 
-def _colon(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
+def _insert_colon(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if "expected ':'" in message:
         at = len(text[: error.start].rstrip(" \t"))
-        yield _one("Add the colon", at, at, ":")
+        yield _replacement("Add the colon", at, at, ":")
     if "invalid syntax" not in message and "expected" not in message:
         return
-    for number in _near(document, error.line):
+    for number in _nearby_lines(document, error.line):
         line = document.line(number)
         if _HEADER.match(line) and not line[: _code_end(line)].endswith(":"):
             end = document.line_span(number)[0] + _code_end(line)
             if line[: _code_end(line)].endswith((";", ",", ".", "=")):
-                yield _one("End the line with a colon", end - 1, end, ":")
-            yield _one("Add the colon", end, end, ":")
+                yield _replacement("End the line with a colon", end - 1, end, ":")
+            yield _replacement("Add the colon", end, end, ":")
 
 
-def _comma(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
+def _insert_comma(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if "comma" not in message and "invalid syntax" not in message:
         return
     for found in re.finditer(
         r"(?<=[\w\"'\)\]\}])(?=\s+[\w\"'\(\[\{])", text[error.start : error.end or None][:2000]
     ):
         at = error.start + found.start()
-        yield _one("Add the comma", at, at, ",")
+        yield _replacement("Add the comma", at, at, ",")
 
 
-def _between(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
+def _insert_missing_sign(
+    text: str, document: Document, error: ParseFailure, message: str
+) -> Iterator[_Candidate]:
     """A missing sign before the unexpected word."""
     if "invalid syntax" not in message:
         return
@@ -391,4 +412,4 @@ def _between(text: str, document: Document, error: ParseFailure, message: str) -
     if at <= first:
         return
     for mark in (" =", ":", ",", "."):
-        yield _one(f"Add `{mark.strip()}`", at, at, mark)
+        yield _replacement(f"Add `{mark.strip()}`", at, at, mark)

@@ -65,7 +65,7 @@ def diagnose(failure: Failure, root: Path, cwd: Path, read_text: ReadText) -> Di
         if name and text is not None:
             break
     else:
-        return Diagnosis(failure, advice=_advice(failure))
+        return Diagnosis(failure, advice=_give_advice(failure))
     lines = text.splitlines()
     code = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
     if failure.language is not Language.PYTHON or failure.compiled:
@@ -73,21 +73,21 @@ def diagnose(failure: Failure, root: Path, cwd: Path, read_text: ReadText) -> Di
     project = Project(root)
     repairs: list[Repair] = []
     results: set[str] = set()  # two fixes may reach the same text by different edits
-    for fix, checked in _checked(failure, frame, text, root / name, project):
+    for fix, checked in _checked_fixes(failure, frame, text, root / name, project):
         if (result := apply_edits(text, fix.edits)) not in results:
             results.add(result)
             repairs.append(Repair(name, fix, checked))
         if len(repairs) == 3:
             break
-    repairs += _elsewhere(failure, root, cwd, read_text, project) if not repairs else []
-    return Diagnosis(failure, name, frame.line, _advice(failure), tuple(repairs[:3]), frame.column, code)
+    repairs += _repairs_in_other_files(failure, root, cwd, read_text, project) if not repairs else []
+    return Diagnosis(failure, name, frame.line, _give_advice(failure), tuple(repairs[:3]), frame.column, code)
 
 
-def _checked(
+def _checked_fixes(
     failure: Failure, frame: StackFrame, text: str, path: Path, project: Project
 ) -> Iterator[tuple[Fix, str]]:
     found = check(text, path, project=project, fixes=False)
-    for diagnostic in _matching(failure, frame, text, found):
+    for diagnostic in _matching_diagnostics(failure, frame, text, found):
         complete = check(text, path, project=project)
         for item in complete:
             if (item.code, item.start) == (diagnostic.code, diagnostic.start):
@@ -98,17 +98,17 @@ def _checked(
     tried: Iterator[Fix] = runtime_fixes(failure, frame.line, source, project, path)
     if failure.kind == "UnboundLocalError" and (name := re.search(r"'(\w+)'", failure.message)):
         tried = declare_outside(source, name[1], frame.line)
-    yield from ((fix, "parse") for fix in tried if _harmless(fix, text, path, project, found))
+    yield from ((fix, "parse") for fix in tried if _is_harmless(fix, text, path, project, found))
 
 
-def _harmless(fix: Fix, text: str, path: Path, project: Project, before: tuple[Diagnostic, ...]) -> bool:
+def _is_harmless(fix: Fix, text: str, path: Path, project: Project, before: tuple[Diagnostic, ...]) -> bool:
     """Whether the text parses with a fix and has no more errors than before."""
     after = check(apply_edits(text, fix.edits), path, project=project, fixes=False)
     worse = sum(item.level is Level.ERROR for item in after) > sum(i.level is Level.ERROR for i in before)
     return not worse and not any(item.code == "syntax-error" for item in after)
 
 
-def _matching(
+def _matching_diagnostics(
     failure: Failure, frame: StackFrame, text: str, found: tuple[Diagnostic, ...]
 ) -> Iterator[Diagnostic]:
     """The diagnostics that describe the failure."""
@@ -130,7 +130,7 @@ def _matching(
             yield item
 
 
-def _elsewhere(
+def _repairs_in_other_files(
     failure: Failure, root: Path, cwd: Path, read_text: ReadText, project: Project
 ) -> list[Repair]:
     """Fixes in other files: a missing `self` is fixed at the definition, not at the call."""
@@ -147,7 +147,7 @@ def _elsewhere(
     return []
 
 
-def _advice(failure: Failure) -> str:
+def _give_advice(failure: Failure) -> str:
     """Advice for failures that no edit fixes."""
     message = failure.message
     if failure.kind == "ModuleNotFoundError" and (name := re.search(r"No module named '([\w.]+)'", message)):

@@ -41,19 +41,19 @@ def summarize_output(output: str, limit: int = LIMIT) -> str:
 def distinct_reports(output: str, limit: int = LIMIT) -> list[str]:
     """The first failures of a report with different messages."""
     reports: dict[str, str] = {}
-    for messages, report in _reports(output.strip().split("\n")):
+    for messages, report in _split_reports(output.strip().split("\n")):
         reports.setdefault(messages, report[:limit])
     return list(reports.values())[:_MOST]
 
 
-def _reports(lines: list[str]) -> Iterator[tuple[str, str]]:
+def _split_reports(lines: list[str]) -> Iterator[tuple[str, str]]:
     """Message and lines of each failure in a report of pytest."""
     inside = False
     part: list[str] | None = None
     for line in [*lines, "=== end ==="]:
         section = _SECTION.match(line)
         if section or (inside and _HEAD.match(line)):
-            if part and (report := _report(part)) is not None:
+            if part and (report := _parse_report(part)) is not None:
                 yield report
             part = None
             if section:
@@ -64,7 +64,7 @@ def _reports(lines: list[str]) -> Iterator[tuple[str, str]]:
             part.append(line)
 
 
-def _report(part: list[str]) -> tuple[str, str] | None:
+def _parse_report(part: list[str]) -> tuple[str, str] | None:
     """Message and lines of one failure; None without a message."""
     messages = [n for n, line in enumerate(part) if line.startswith("E  ")]
     if not messages:
@@ -74,12 +74,12 @@ def _report(part: list[str]) -> tuple[str, str] | None:
     shown: list[str] = []
     for end in dict.fromkeys([*ends[:1], *ends[-1:]]):
         source = [line for line in part[: end + 1] if line.strip() and not _NOISE.match(line)]
-        frame = next((n for n, line in enumerate(reversed(source)) if _starts(line)), len(source) - 1)
+        frame = next((n for n, line in enumerate(reversed(source)) if _is_definition(line)), len(source) - 1)
         shown += source[-min(frame + 1, _SOURCE) :]
     words = [part[n] for n in messages][:_SAID]
     places = [line for line in part if _PLACE.match(line)]
     return " ".join(words[0].split()), "\n".join([*dict.fromkeys(shown), *words, *places[-1:]])
 
 
-def _starts(line: str) -> bool:
+def _is_definition(line: str) -> bool:
     return line.lstrip("> ").startswith(("def ", "async def "))

@@ -24,14 +24,14 @@ _SIGNS = (b"Traceback (", b"rror", b"ERROR", b"xception", b"panic", b"\nE  ", b"
 
 def find_failures(output: str, limit: int = 20) -> tuple[Failure, ...]:
     """Every failure in a program's output, in order, each once. The last of a chain stopped the program."""
-    return tuple(dict.fromkeys(item for _, item in _located(_lines(output))))[-limit:]
+    return tuple(dict.fromkeys(item for _, item in _locate_failures(_split_lines(output))))[-limit:]
 
 
-def _lines(output: str) -> list[str]:
+def _split_lines(output: str) -> list[str]:
     return [line.rstrip("\r") for line in _ESCAPES.sub("", output).split("\n")]
 
 
-def _located(lines: list[str]) -> list[tuple[int, Failure]]:
+def _locate_failures(lines: list[str]) -> list[tuple[int, Failure]]:
     return sorted([*python_failures(lines), *other_failures(lines)], key=lambda item: item[0])
 
 
@@ -83,7 +83,7 @@ class FailureWatcher:
 
     def _parse(self, stream: _Stream) -> list[Failure]:
         raw = bytes(stream.data).split(b"\n")
-        found = _located(_lines(b"\n".join(raw).decode("utf-8", "replace")))
+        found = _locate_failures(_split_lines(b"\n".join(raw).decode("utf-8", "replace")))
         if found:
             last = max(at for at, _ in found)
             stream.data = bytearray(b"\n".join(raw[last + 1 :]))

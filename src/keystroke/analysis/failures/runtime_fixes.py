@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-from keystroke.analysis.check.candidates import candidates
+from keystroke.analysis.check.candidates import candidate_fixes
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
 from keystroke.analysis.check.knowledge import FOREIGN_METHODS
 from keystroke.analysis.check.modules import Project
@@ -31,21 +31,23 @@ def runtime_fixes(
 ) -> Iterator[Fix]:
     kind, message = failure.kind, failure.message
     if kind == "AttributeError":
-        yield from _attribute(failure, line, source, project, path)
+        yield from _fix_attribute(failure, line, source, project, path)
     elif kind == "KeyError":
-        yield from _key(message, line, source)
+        yield from _fix_key(message, line, source)
     elif kind == "TypeError":
-        yield from _arguments(message, line, source, project)
-        yield from _mixed(message, line, source)
+        yield from _fix_arguments(message, line, source, project)
+        yield from _fix_mixed_types(message, line, source)
     elif kind in ("NameError", "ImportError", "ModuleNotFoundError"):
-        yield from _name(failure, line, source, project, path)
+        yield from _fix_name(failure, line, source, project, path)
 
 
-def _on(line: int, node: ast.expr | ast.keyword) -> bool:
+def _is_on_line(line: int, node: ast.expr | ast.keyword) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
-def _name(failure: Failure, line: int, source: PythonSource, project: Project, path: Path) -> Iterator[Fix]:
+def _fix_name(
+    failure: Failure, line: int, source: PythonSource, project: Project, path: Path
+) -> Iterator[Fix]:
     """Names and modules for which the check reports nothing."""
     codes = {"NameError": "undefined-name", "ModuleNotFoundError": "unresolved-import"}
     if (wanted := re.search(r"'([\w.]+)'(?: from '([\w.]+)')?", failure.message)) is None:
@@ -59,10 +61,10 @@ def _name(failure: Failure, line: int, source: PythonSource, project: Project, p
     if failure.hint:
         yield Fix(f"Change to `{failure.hint}`", (Edit(start, end, failure.hint),))
     stand_in = Diagnostic(code, Level.ERROR, failure.message, start, end, wanted[1], wanted[2] or "")
-    yield from candidates(source, stand_in, project, path)
+    yield from candidate_fixes(source, stand_in, project, path)
 
 
-def _attribute(
+def _fix_attribute(
     failure: Failure, line: int, source: PythonSource, project: Project, path: Path
 ) -> Iterator[Fix]:
     wanted = re.search(r"has no attribute '(\w+)'", failure.message)
@@ -84,7 +86,7 @@ def _attribute(
             names += closest_names(name, project.names(kind, path) or ())
         elif isinstance(builtin := getattr(builtins, kind, None), type):
             names += closest_names(name, dir(builtin))
-        elif (found := _class(kind, source, project)) is not None:
+        elif (found := _find_class(kind, source, project)) is not None:
             names += closest_names(name, own_members(found))
     for at in places:
         for item in dict.fromkeys(names):
@@ -92,7 +94,7 @@ def _attribute(
                 yield Fix(f"Change to `{item}`", (Edit(at - len(name), at, item),))
 
 
-def _class(name: str, source: PythonSource, project: Project) -> ast.ClassDef | None:
+def _find_class(name: str, source: PythonSource, project: Project) -> ast.ClassDef | None:
     """The class of that name, in this file or in the project."""
     for place in chain((source,), _project_sources(project, f"class {name}")):
         if (found := ClassTable(place).known.get(name)) is not None:
@@ -112,7 +114,7 @@ def _project_sources(project: Project, word: str) -> Iterator[PythonSource]:
             continue
 
 
-def _key(message: str, line: int, source: PythonSource) -> Iterator[Fix]:
+def _fix_key(message: str, line: int, source: PythonSource) -> Iterator[Fix]:
     try:
         key = ast.literal_eval(message.strip())
     except (ValueError, SyntaxError, MemoryError):
@@ -132,7 +134,7 @@ def _key(message: str, line: int, source: PythonSource) -> Iterator[Fix]:
               if word.arg and isinstance(call.func, ast.Name) and call.func.id == "dict"}  # fmt: skip
     for node in source.nodes(ast.Subscript):
         wanted = node.slice
-        if not (_on(line, node) and isinstance(wanted, ast.Constant) and wanted.value == key):
+        if not (_is_on_line(line, node) and isinstance(wanted, ast.Constant) and wanted.value == key):
             continue
         start, end = source.span(wanted)
         quote = source.text[start : start + 1]
@@ -151,13 +153,13 @@ def _key(message: str, line: int, source: PythonSource) -> Iterator[Fix]:
                 )
 
 
-def _arguments(message: str, line: int, source: PythonSource, project: Project) -> Iterator[Fix]:
+def _fix_arguments(message: str, line: int, source: PythonSource, project: Project) -> Iterator[Fix]:
     if wrong := re.search(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'", message):
-        parameters = _parameters(wrong[1], source, project)
+        parameters = _parameters_of(wrong[1], source, project)
         hint = re.search(r"Did you mean '(\w+)'", message)
         for call in source.nodes(ast.Call):
             for word in call.keywords:
-                if word.arg != wrong[2] or not _on(line, call):
+                if word.arg != wrong[2] or not _is_on_line(line, call):
                     continue
                 start = source.span(word)[0]
                 given = {other.arg for other in call.keywords}
@@ -170,7 +172,7 @@ def _arguments(message: str, line: int, source: PythonSource, project: Project) 
         for call in source.nodes(ast.Call):
             function = call.func
             if (
-                _on(line, call)
+                _is_on_line(line, call)
                 and isinstance(function, ast.Attribute)
                 and isinstance(function.value, ast.Name)
                 and (function.value.id, function.attr) == (lacking[1], lacking[2])
@@ -179,7 +181,7 @@ def _arguments(message: str, line: int, source: PythonSource, project: Project) 
                 yield Fix(f"Call it on an object: `{lacking[1]}().{lacking[2]}`", (Edit(end, end, "()"),))
 
 
-def _parameters(function: str, source: PythonSource, project: Project) -> list[str]:
+def _parameters_of(function: str, source: PythonSource, project: Project) -> list[str]:
     """The parameters of a function by its qualified name, here or in the project."""
     owner, _, name = function.rpartition(".")
     for place in (source, *_project_sources(project, f"def {name}")):
@@ -198,14 +200,14 @@ def _parameters(function: str, source: PythonSource, project: Project) -> list[s
     return []
 
 
-def _mixed(message: str, line: int, source: PythonSource) -> Iterator[Fix]:
+def _fix_mixed_types(message: str, line: int, source: PythonSource) -> Iterator[Fix]:
     """`str` and another type added."""
     if not re.search(
         r"can only concatenate str|unsupported operand type\(s\) for \+: '\w+' and 'str'", message
     ):
         return
     for node in source.nodes(ast.BinOp):
-        if not _on(line, node) or not isinstance(node.op, ast.Add):
+        if not _is_on_line(line, node) or not isinstance(node.op, ast.Add):
             continue
         left, right = _is_text(node.left), _is_text(node.right)
         if left == right:

@@ -62,11 +62,18 @@ _GO_COMPILER = re.compile(
 
 
 def other_failures(lines: Sequence[str]) -> list[LocatedFailure]:
-    parsers = (_node, _go, _java, _rust, _sanitizers, _compilers)
+    parsers = (
+        _node_failures,
+        _go_failures,
+        _java_failures,
+        _rust_failures,
+        _sanitizer_failures,
+        _compiler_failures,
+    )
     return [found for parser in parsers for found in parser(lines)]
 
 
-def _node(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _node_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
     file: StackFrame | None = None  # printed above the error if the file does not parse
@@ -93,7 +100,7 @@ def _node(lines: Sequence[str]) -> Iterator[LocatedFailure]:
             file = StackFrame(top["path"], int(top["line"]))
 
 
-def _go(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _go_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
     last = 0
@@ -114,7 +121,7 @@ def _go(lines: Sequence[str]) -> Iterator[LocatedFailure]:
         yield last, Failure(Language.GO, *header, tuple(reversed(frames)))
 
 
-def _java(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _java_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
     last = 0
@@ -134,48 +141,48 @@ def _java(lines: Sequence[str]) -> Iterator[LocatedFailure]:
             header = (error["kind"].rpartition(".")[2], error["message"] or "")
 
 
-def _rust(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _rust_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     for at, line in enumerate(lines):
         if panic := _RUST_PANIC.match(line):
             if at + 1 < len(lines):
-                yield at + 1, Failure(Language.RUST, "panic", lines[at + 1].strip(), (_place(panic),))
+                yield at + 1, Failure(Language.RUST, "panic", lines[at + 1].strip(), (_make_frame(panic),))
         elif panic := _RUST_OLD.match(line):
-            yield at, Failure(Language.RUST, "panic", panic["message"], (_place(panic),))
+            yield at, Failure(Language.RUST, "panic", panic["message"], (_make_frame(panic),))
         elif (place := _RUST_PLACE.match(line)) and at and (header := _RUST_SAID.match(lines[at - 1])):
             kind = f"{COMPILED} {header['code']}" if header["code"] else COMPILED
-            yield at, Failure(Language.RUST, kind, header["message"], (_place(place),), compiled=True)
+            yield at, Failure(Language.RUST, kind, header["message"], (_make_frame(place),), compiled=True)
 
 
-def _sanitizers(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _sanitizer_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
     for at, line in enumerate([*lines, ""]):
         if error := _SANITIZER.match(line):
             header, frames = (error["kind"], error["message"].partition(" on address")[0]), []
         elif header and (place := _SANITIZER_AT.match(line)):
-            frames.append(_place(place))
+            frames.append(_make_frame(place))
         elif header and frames:  # the first stack is where it happened
             yield at - 1, Failure(language_of(frames[0].path), *header, tuple(reversed(frames)))
             header = None
 
 
-def _compilers(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _compiler_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     for at, line in enumerate(lines):
         if wrong := _COLONS.match(line):
-            yield at, _compiled(wrong["message"], _place(wrong))
+            yield at, _compiler_failure(wrong["message"], _make_frame(wrong))
         elif wrong := _TSC.match(line):
             number = int(wrong["line"] or wrong["line2"]), int(wrong["column"] or wrong["column2"])
             place = StackFrame(wrong["path"], number[0], "", number[1])
-            yield at, _compiled(f"{wrong['code']}: {wrong['message']}", place)
+            yield at, _compiler_failure(f"{wrong['code']}: {wrong['message']}", place)
         elif wrong := _GO_COMPILER.match(line):
-            yield at, _compiled(wrong["message"], _place(wrong))
+            yield at, _compiler_failure(wrong["message"], _make_frame(wrong))
 
 
-def _compiled(message: str, place: StackFrame) -> Failure:
+def _compiler_failure(message: str, place: StackFrame) -> Failure:
     return Failure(language_of(place.path), COMPILED, message, (place,), compiled=True)
 
 
-def _place(found: re.Match[str]) -> StackFrame:
+def _make_frame(found: re.Match[str]) -> StackFrame:
     groups = found.groupdict()
     return StackFrame(
         groups["path"], int(groups["line"]), groups.get("name") or "", int(groups.get("column") or 0)

@@ -60,8 +60,8 @@ def count_tests(output: str) -> PassFailTally:
     names: set[str] = set()
     for line in output.splitlines():
         if _SUMMARY.match(line):
-            passed += _sum(_PASSED, line)
-            failed += _sum(_FAILED, line)
+            passed += _sum_counts(_PASSED, line)
+            failed += _sum_counts(_FAILED, line)
         elif found := _NAME.match(line):
             names.add(found[found.lastgroup or 0])
         elif found := _RAN.match(line):
@@ -73,5 +73,5 @@ def count_tests(output: str) -> PassFailTally:
     return PassFailTally(passed, failed, frozenset(names), cut)
 
 
-def _sum(counts: re.Pattern[str], line: str) -> int:
+def _sum_counts(counts: re.Pattern[str], line: str) -> int:
     return sum(int(one or other) for one, other in counts.findall(line))

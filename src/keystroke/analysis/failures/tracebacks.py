@@ -28,13 +28,13 @@ _HINT = re.compile(r"\.? Did you (?:mean|forget to import)[: ]+(?:import )?'(?P<
 
 def python_failures(lines: Sequence[str]) -> list[LocatedFailure]:
     plain = [_GROUP.sub("", line) for line in lines]
-    found = [*_tracebacks(plain)]
+    found = [*_traceback_failures(plain)]
     known = {(item.kind, item.message) for _, item in found}
     found += [(at, item) for at, item in _bare_syntax_errors(lines) if (item.kind, item.message) not in known]
-    return [*found, *_pytest(lines)]
+    return [*found, *_pytest_failures(lines)]
 
 
-def _tracebacks(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _traceback_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     frames: list[StackFrame] | None = None
     prefix = ""
     for at, line in enumerate(lines):
@@ -48,11 +48,11 @@ def _tracebacks(lines: Sequence[str]) -> Iterator[LocatedFailure]:
             frames.append(StackFrame(frame["path"], int(frame["line"]), frame["name"] or ""))
         elif not line[:1].isspace() and line and frames:
             if error_line := _RAISED.match(line):
-                yield at, _failure(error_line["kind"], error_line["message"] or "", frames)
+                yield at, _make_failure(error_line["kind"], error_line["message"] or "", frames)
             frames = None
 
 
-def _failure(kind: str, message: str, frames: list[StackFrame]) -> Failure:
+def _make_failure(kind: str, message: str, frames: list[StackFrame]) -> Failure:
     hint = _HINT.search(message)
     words = message[: hint.start()] if hint else message
     name = hint["name"] if hint else ""
@@ -70,11 +70,11 @@ def _bare_syntax_errors(lines: Sequence[str]) -> Iterator[LocatedFailure]:
             error_line = _ERROR.match(after)
             if error_line and error_line["kind"] in _SYNTAX:
                 place = StackFrame(frame["path"], int(frame["line"]))
-                yield at, _failure(error_line["kind"], error_line["message"] or "", [place])
+                yield at, _make_failure(error_line["kind"], error_line["message"] or "", [place])
                 break
 
 
-def _pytest(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _pytest_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     error_line = ""
     frames: list[StackFrame] = []
     for at, line in enumerate(lines):
@@ -88,7 +88,7 @@ def _pytest(lines: Sequence[str]) -> Iterator[LocatedFailure]:
                 error = _ERROR.match(error_line)
                 own = error is not None and error["kind"].endswith(place["kind"])
                 message = (error["message"] or "") if own and error is not None else error_line
-                yield at, _failure(place["kind"], message, frames)
+                yield at, _make_failure(place["kind"], message, frames)
                 error_line, frames = "", []
         elif between := _PYTEST_BETWEEN.match(line):
             frames.append(StackFrame(between["path"], int(between["line"])))

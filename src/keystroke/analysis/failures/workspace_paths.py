@@ -33,15 +33,15 @@ def workspace_path(frame: StackFrame, root: Path, cwd: Path, *, search: bool = F
         return None
     if not search or path.is_absolute():
         return None
-    return _only(_ending(top, frame.path))
+    return _single(_paths_ending_in(top, frame.path))
 
 
-def _only(found: Iterator[str]) -> str | None:
+def _single(found: Iterator[str]) -> str | None:
     first = next(found, None)
     return first if next(found, None) is None else None
 
 
-def _ending(root: Path, printed: str) -> Iterator[str]:
+def _paths_ending_in(root: Path, printed: str) -> Iterator[str]:
     parts = [part for part in PurePosixPath(printed).parts if part not in (".", "..")]
     if not parts:
         return

@@ -31,7 +31,7 @@ def _unwrap_uses(text: str, name: str) -> str:
     lines = text.splitlines(keepends=True)
     for at in range(len(tokens) - 4, -1, -1):
         before, opened, inner, closed = tokens[at : at + 4]
-        if (opened.string, inner.string, closed.string) != ("(", name, ")") or _callable(before):
+        if (opened.string, inner.string, closed.string) != ("(", name, ")") or _is_callable(before):
             continue
         row, column = opened.start
         if closed.end[0] != row:
@@ -44,7 +44,7 @@ def _unwrap_uses(text: str, name: str) -> str:
     return "".join(lines)
 
 
-def _callable(token: tokenize.TokenInfo) -> bool:
+def _is_callable(token: tokenize.TokenInfo) -> bool:
     """Whether a parenthesis after this token begins a call."""
     if token.type == tokenize.NAME:
         return not keyword.iskeyword(token.string)

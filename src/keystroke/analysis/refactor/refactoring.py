@@ -19,7 +19,7 @@ from keystroke.analysis.check.check import check
 from keystroke.analysis.check.diagnostic import Level
 from keystroke.analysis.check.modules import Project
 from keystroke.analysis.check.scope import parse_source, visible_names
-from keystroke.analysis.refactor.import_roots import import_roots, left_behind
+from keystroke.analysis.refactor.import_roots import files_importing, import_roots
 from keystroke.analysis.refactor.parentheses import remove_redundant_parentheses
 from keystroke.analysis.refactor.signature import (
     Parameter,
@@ -61,11 +61,11 @@ class Refactoring:
             raise InputError(f"it is called {name} already; choose another name")
         self._check_name(name)
         self._check_free(path, offset, name)
-        with self._opened(path, f"rename {old}") as (project, resource):
+        with self._open_resource(path, f"rename {old}") as (project, resource):
             work = Rename(project, resource, lf_offset(self.text(path), offset))
             resources = self._resources(old)
             changes = work.get_changes(name, in_hierarchy=True, resources=resources)
-            home = self._home(work.old_pyname, old)
+            home = self._defining_file(work.old_pyname, old)
 
             def strings(texts: dict[str, str]) -> None:
                 paths = [item.path for item in resources]
@@ -73,7 +73,7 @@ class Refactoring:
                     self._check_complete(texts, home, old, paths)
                 rename_in_strings(texts, old, name, home, paths, self.text)
 
-            return self._planned(f"Rename {old} to {name}", changes, also=strings)
+            return self._make_plan(f"Rename {old} to {name}", changes, also=strings)
 
     def extract_function(self, path: str, start: int, end: int, name: str) -> RefactoringPlan:
         """Turn statements or an expression into a function and call it in their place."""
@@ -87,9 +87,9 @@ class Refactoring:
         from rope.refactor.inline import create_inline
 
         old = self._word_at(path, offset)
-        with self._opened(path, f"inline {old}") as (project, resource):
+        with self._open_resource(path, f"inline {old}") as (project, resource):
             work = create_inline(project, resource, lf_offset(self.text(path), offset))
-            return self._planned(f"Inline {old}", work.get_changes(resources=self._resources(old)))
+            return self._make_plan(f"Inline {old}", work.get_changes(resources=self._resources(old)))
 
     def move(self, path: str, offset: int, target: str) -> RefactoringPlan:
         """Move the function, class or variable at `offset` to the module `target` and update imports."""
@@ -99,13 +99,13 @@ class Refactoring:
         if target == path:
             raise InputError(f"{old} is in {target} already; name another file")
         self.text(target)
-        with self._opened(path, f"move {old}") as (project, resource):
+        with self._open_resource(path, f"move {old}") as (project, resource):
             work = create_move(project, resource, lf_offset(self.text(path), offset))
             if not isinstance(work, MoveGlobal):
                 raise InputError("only functions, classes and variables at the top of a module can be moved")
             destination = project.get_resource(target)
             changes = work.get_changes(destination, resources=self._resources(old, path, target))
-            return self._planned(f"Move {old} to {target}", changes)
+            return self._make_plan(f"Move {old} to {target}", changes)
 
     def change_signature(self, path: str, offset: int, wanted: str) -> RefactoringPlan:
         """Give the function at `offset` the parameters `wanted` ("a, b, c=0") and update its calls. They are
@@ -119,14 +119,14 @@ class Refactoring:
         )
 
         old = self._word_at(path, offset)
-        with self._opened(path, f"change {old}") as (project, resource):
+        with self._open_resource(path, f"change {old}") as (project, resource):
             work = ChangeSignature(project, resource, lf_offset(self.text(path), offset))
             home = self._sources.name(work.pyname.get_object().get_module().get_resource().real_path)
             if home is None:
                 raise InputError(f"{old} is not defined in this workspace; only its own functions can change")
-            node = _definition(self.text(home), work.pyname.get_object().get_ast().lineno, old)
+            node = _find_definition(self.text(home), work.pyname.get_object().get_ast().lineno, old)
             before = function_parameters(node.args)
-            after = _kept(before, parse_parameters(wanted))
+            after = _with_old_defaults(before, parse_parameters(wanted))
             if [p.name for p in before] == [p.name for p in after]:
                 raise InputError(f"{old} has these parameters already; name other ones")
             todo = signature_steps(before, after)
@@ -139,15 +139,15 @@ class Refactoring:
                 changers.append(ArgumentReorderer(list(todo.order)))
             changes = work.get_changes(changers, in_hierarchy=False, resources=self._resources(old, home))
             finish = _Header(home, old, after)
-            return self._planned(f"Change the parameters of {old}", changes, finish)
+            return self._make_plan(f"Change the parameters of {old}", changes, finish)
 
     def organise_imports(self, path: str) -> RefactoringPlan:
         """Remove unused imports and sort the others: future, standard library, packages, own."""
         from rope.refactor.importutils import ImportOrganizer
 
-        with self._opened(path, "organise imports") as (project, resource):
+        with self._open_resource(path, "organise imports") as (project, resource):
             changes = ImportOrganizer(project).organize_imports(resource)
-            return self._planned(f"Organise the imports of {path}", changes)
+            return self._make_plan(f"Organise the imports of {path}", changes)
 
     def text(self, path: str) -> str:
         return self._sources.text(path)
@@ -165,14 +165,14 @@ class Refactoring:
             raise InputError("the selection is empty; select what to extract")
         text = self.text(path)
         first, last = lf_offset(text, start), lf_offset(text, end)
-        with self._opened(path, "extract") as (project, resource):
+        with self._open_resource(path, "extract") as (project, resource):
             work = getattr(extract, kind)(project, resource, first, last)
             bare = (
                 (lambda _, plain: remove_redundant_parentheses(plain, name))
                 if kind == "ExtractVariable"
                 else None
             )
-            return self._planned(f"Extract {name}", work.get_changes(name), bare)
+            return self._make_plan(f"Extract {name}", work.get_changes(name), bare)
 
     def _check_name(self, name: str) -> None:
         if not name.isidentifier() or keyword.iskeyword(name):
@@ -202,7 +202,7 @@ class Refactoring:
         raise InputError(f"there is no name at that place in {path}; point at one")
 
     @contextmanager
-    def _opened(self, path: str, what: str) -> Iterator[tuple[Any, Any]]:
+    def _open_resource(self, path: str, what: str) -> Iterator[tuple[Any, Any]]:
         """The rope project and the file's resource. Errors of rope become InputError."""
         from rope.base import exceptions
         from rope.base.project import Project as RopeProject
@@ -246,12 +246,12 @@ class Refactoring:
         """Refuse a rename that leaves imports of the old name behind."""
         others = [path for path in paths if path not in texts]
         exports = {path for path in texts if path.endswith("__init__.py")}
-        if missed := left_behind(others, home, old, self.text, exports):
+        if missed := files_importing(others, home, old, self.text, exports):
             raise InputError(
                 f"{', '.join(missed[:3])} also import {old}, and how is not understood; nothing was changed"
             )
 
-    def _home(self, pyname: Any, name: str) -> str | None:
+    def _defining_file(self, pyname: Any, name: str) -> str | None:
         """The file that defines a module-level name; None for parameters, methods and local names."""
         module, _ = pyname.get_definition_location()
         resource = module.get_resource() if module is not None else None
@@ -259,7 +259,7 @@ class Refactoring:
             return None
         return self._sources.name(resource.real_path)
 
-    def _planned(
+    def _make_plan(
         self,
         title: str,
         changes: Any,
@@ -312,7 +312,7 @@ class Refactoring:
             raise InputError(f"the result in {path} would be wrong ({min(new)}); nothing was changed")
 
 
-def _kept(before: list[Parameter], after: list[Parameter]) -> list[Parameter]:
+def _with_old_defaults(before: list[Parameter], after: list[Parameter]) -> list[Parameter]:
     """The wanted parameters, with defaults and annotations of the old ones where the new have none."""
     old = {item.name: item for item in before}
     result = []
@@ -324,7 +324,7 @@ def _kept(before: list[Parameter], after: list[Parameter]) -> list[Parameter]:
     return result
 
 
-def _definition(text: str, line: int, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
+def _find_definition(text: str, line: int, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
     source = parse_source(text.replace("\r\n", "\n"))
     for node in (*source.nodes(ast.FunctionDef), *source.nodes(ast.AsyncFunctionDef)) if source else ():
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -352,12 +352,12 @@ class _Header:
                 continue
             if node.name in (self._name, "__init__") and [a.arg for a in node.args.args] == wanted:
                 opened = text.index("(", source.offset(node.lineno, node.col_offset))
-                closed = _closing(text, opened)
+                closed = _closing_parenthesis(text, opened)
                 return text[: opened + 1] + ", ".join(map(str, self._after)) + text[closed:]
         return text
 
 
-def _closing(text: str, opened: int) -> int:
+def _closing_parenthesis(text: str, opened: int) -> int:
     depth = 0
     for at in range(opened, len(text)):
         depth += (text[at] in "([{") - (text[at] in ")]}")

@@ -35,19 +35,19 @@ def rename_in_strings(
     files; `before` gives a file's earlier text; `home` is the file that defines the name."""
     plain = {path: before(path).replace("\r\n", "\n") for path in dict.fromkeys((*texts, *paths))}
     for path in list(texts):
-        texts[path] = _forward(texts[path], plain[path], old, new)
+        texts[path] = _rename_annotations(texts[path], plain[path], old, new)
     homes = {home} if home is not None else set()
     found = homes
     while found:  # re-exports of re-exports
         found = {
             path
             for path, was in plain.items()
-            if path not in homes and _hands_on(texts.get(path, was), was, path, homes, old)
+            if path not in homes and _reexports(texts.get(path, was), was, path, homes, old)
         }
         homes = homes | found
     for path in homes & plain.keys():
         text = texts.get(path, plain[path])
-        if (exported := _exported(text, old, new)) != text:
+        if (exported := _rename_exports(text, old, new)) != text:
             texts[path] = exported
     modules = {dotted_module(path) for path in homes}
     for path in plain:
@@ -56,22 +56,22 @@ def rename_in_strings(
             texts[path] = named
 
 
-def _forward(text: str, plain: str, old: str, new: str) -> str:
+def _rename_annotations(text: str, plain: str, old: str, new: str) -> str:
     """Rename quoted annotations that still use the old name."""
-    if any(item.subject == old for item in _undefined(plain)):
+    if any(item.subject == old for item in _undefined_names(plain)):
         return text  # it was not defined there before either
     now, then = parse_source(text), parse_source(plain)
     if now is not None and then is not None and old in bound_names(then.tree) - bound_names(now.tree):
-        text = apply_edits(text, list(_quoted(now, old, new)))
+        text = apply_edits(text, list(_annotation_edits(now, old, new)))
     for _ in range(_ROUNDS):
-        edits = {Edit(item.start, item.end, new) for item in _undefined(text) if item.subject == old}
+        edits = {Edit(item.start, item.end, new) for item in _undefined_names(text) if item.subject == old}
         if not edits:
             break
         text = apply_edits(text, sorted(edits, key=lambda edit: edit.start))
     return text
 
 
-def _quoted(source: PythonSource, old: str, new: str) -> Iterator[Edit]:
+def _annotation_edits(source: PythonSource, old: str, new: str) -> Iterator[Edit]:
     hints: list[ast.expr | None] = [node.annotation for node in source.nodes(ast.arg)]
     hints += [node.annotation for node in source.nodes(ast.AnnAssign)]
     hints += [node.returns for node in source.nodes(ast.FunctionDef)]
@@ -84,11 +84,11 @@ def _quoted(source: PythonSource, old: str, new: str) -> Iterator[Edit]:
                 yield from (Edit(start + at, start + at + len(old), new) for at in places)
 
 
-def _undefined(text: str) -> list[Diagnostic]:
+def _undefined_names(text: str) -> list[Diagnostic]:
     return [item for item in check(text, fixes=False) if item.code == "undefined-name"]
 
 
-def _hands_on(text: str, plain: str, path: str, homes: set[str], old: str) -> bool:
+def _reexports(text: str, plain: str, path: str, homes: set[str], old: str) -> bool:
     """Whether a module re-exports the renamed name: by an import of it, or by a star import."""
     now, then = parse_source(text), parse_source(plain)
     if now is None or then is None:
@@ -111,7 +111,7 @@ def _is_home(node: ast.ImportFrom, path: str, home: str) -> bool:
     return wanted[-len(parts) :] == parts if parts else False
 
 
-def _exported(text: str, old: str, new: str) -> str:
+def _rename_exports(text: str, old: str, new: str) -> str:
     source = parse_source(text)
     if source is None:
         return text

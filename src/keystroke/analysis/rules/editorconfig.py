@@ -23,7 +23,7 @@ _PREAMBLE = ""  # the glob of the lines before the first section
 def editorconfig_properties(path: Path, root: Path | None = None) -> dict[str, str]:
     """The properties that all `.editorconfig` files above `path` set for it."""
     found: dict[str, str] = {}
-    for folder, sections in reversed(list(_files(path, root))):
+    for folder, sections in reversed(list(_config_files(path, root))):
         relative = path.relative_to(folder).as_posix()
         for glob, pairs in sections:
             if glob != _PREAMBLE and matches(glob, relative):
@@ -31,12 +31,12 @@ def editorconfig_properties(path: Path, root: Path | None = None) -> dict[str, s
     return {key: value for key, value in found.items() if value != "unset"}
 
 
-def _files(path: Path, root: Path | None) -> Iterator[tuple[Path, Sequence[Section]]]:
+def _config_files(path: Path, root: Path | None) -> Iterator[tuple[Path, Sequence[Section]]]:
     """The files from the nearest one outward, up to one with `root = true`."""
     for folder in path.parents:
         file = folder / ".editorconfig"
         if file.is_file():
-            sections = list(_sections(read_settings(file, root, _LARGEST)))
+            sections = list(_split_sections(read_settings(file, root, _LARGEST)))
             yield folder, sections
             if sections[0][1].get("root") == "true":
                 return
@@ -44,7 +44,7 @@ def _files(path: Path, root: Path | None) -> Iterator[tuple[Path, Sequence[Secti
             return
 
 
-def _sections(text: str) -> Iterator[Section]:
+def _split_sections(text: str) -> Iterator[Section]:
     """The preamble, then every section in order."""
     glob, pairs = _PREAMBLE, dict[str, str]()
     for raw in text.splitlines():

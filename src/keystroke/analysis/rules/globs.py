@@ -36,7 +36,7 @@ class _Places:
         self._plain = (self._all >> 1) & ~self._where["/"]  # places before anything but a slash
 
     def match(self, glob: str) -> bool:
-        grouping = _grouping(glob)
+        grouping = _grouping_offsets(glob)
         outer: list[tuple[int, int]] = []  # (start, ends of the alternatives) of each enclosing group
         begin, ended, here = 1, 0, 1
         at = 0
@@ -53,9 +53,9 @@ class _Places:
                         begin, ended = outer.pop()
             elif glob.startswith("/**/", at):
                 after = self._step(here, self._where["/"])
-                here, width = after | self._step(self._anything(after), self._where["/"]), 4
+                here, width = after | self._step(self._any_characters(after), self._where["/"]), 4
             elif glob.startswith("**", at):
-                here, width = self._anything(here), 2
+                here, width = self._any_characters(here), 2
             elif sign == "*":
                 here = self._star(here)
             elif sign == "?":
@@ -82,14 +82,14 @@ class _Places:
         """Up to the next slash: added to a run of ones, a bit carries to the end of the run."""
         return here | (((here & self._plain) + self._plain) ^ self._plain)
 
-    def _anything(self, here: int) -> int:
+    def _any_characters(self, here: int) -> int:
         """Up to the end of the name, from the first position reached."""
         return self._all & -(here & -here)
 
     def _one_of(self, inside: str) -> int:
         negated = inside[:1] in ("!", "^")
         signs = re.sub(r"\\(.)", r"\1", inside[negated:])
-        found, spans = 0, _spans(signs)
+        found, spans = 0, _character_spans(signs)
         for sign, places in self._where.items():
             if any(low <= sign <= high for low, high in spans) != negated:
                 found |= places
@@ -106,7 +106,7 @@ class _Places:
         return found
 
 
-def _spans(signs: str) -> list[tuple[str, str]]:
+def _character_spans(signs: str) -> list[tuple[str, str]]:
     """`a-z_` as pairs of first and last."""
     spans, at = [], 0
     while at < len(signs):
@@ -116,7 +116,7 @@ def _spans(signs: str) -> list[tuple[str, str]]:
     return spans
 
 
-def _grouping(glob: str) -> frozenset[int]:
+def _grouping_offsets(glob: str) -> frozenset[int]:
     """Offsets of the braces and commas that form alternatives: none if the braces are unbalanced, and no
     braces without a comma."""
     found: set[int] = set()

@@ -20,17 +20,17 @@ _PRETTIER = frozenset({"javascript", "typescript", "tsx", "css", "html", "json",
 def linter_style(folder: Path, root: Path | None, language: str | None) -> dict[str, Any]:
     """`line_length`, `quotes` ("single" or "double"), `indent_width` and `tabs`, as far as they are set."""
     if language in _PYTHON:
-        return _nearest(folder, root, _python_style)
+        return _nearest_settings(folder, root, _python_style)
     if language in _PRETTIER:
-        return _nearest(folder, root, _prettier_style)
+        return _nearest_settings(folder, root, _prettier_style)
     if language == "rust":
-        return _nearest(folder, root, _rust_style)
+        return _nearest_settings(folder, root, _rust_style)
     if language == "go":
         return {"tabs": True}
     return {}
 
 
-def _nearest(folder: Path, root: Path | None, read: Any) -> dict[str, Any]:
+def _nearest_settings(folder: Path, root: Path | None, read: Any) -> dict[str, Any]:
     for parent in (folder, *folder.parents):
         found: dict[str, Any] | None = read(parent, root)
         if found is not None:
@@ -42,11 +42,11 @@ def _nearest(folder: Path, root: Path | None, read: Any) -> dict[str, Any]:
 
 def _python_style(folder: Path, root: Path | None) -> dict[str, Any] | None:
     for name in ("ruff.toml", ".ruff.toml"):
-        table = _toml(folder / name, root)
+        table = _read_toml(folder / name, root)
         if table:
-            return _ruff(table)
-    table = _toml(folder / "pyproject.toml", root)
-    tools = _table(table, "tool")
+            return _ruff_settings(table)
+    table = _read_toml(folder / "pyproject.toml", root)
+    tools = _as_table(table, "tool")
     found: dict[str, Any] = {}
     if isinstance(tools.get("black"), dict):
         black = tools["black"]
@@ -54,40 +54,40 @@ def _python_style(folder: Path, root: Path | None) -> dict[str, Any] | None:
         if not black.get("skip-string-normalization", False):
             found["quotes"] = "double"
     if isinstance(tools.get("ruff"), dict):
-        found.update(_ruff(_table(tools, "ruff")))
-    return _sound(found) if found else None
+        found.update(_ruff_settings(_as_table(tools, "ruff")))
+    return _valid_settings(found) if found else None
 
 
-def _ruff(table: dict[str, Any]) -> dict[str, Any]:
+def _ruff_settings(table: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "line-length" in table:
         found["line_length"] = table["line-length"]
     if "indent-width" in table:
         found["indent_width"] = table["indent-width"]
-    form = _table(table, "format")
+    form = _as_table(table, "format")
     if form.get("indent-style") == "tab":
         found["tabs"] = True
-    lint = {**table, **_table(table, "lint")}
-    selected = [*_strings(lint.get("select")), *_strings(lint.get("extend-select"))]
+    lint = {**table, **_as_table(table, "lint")}
+    selected = [*_string_list(lint.get("select")), *_string_list(lint.get("extend-select"))]
     if "quote-style" in form:
         found["quotes"] = form["quote-style"]
     elif "format" in table or any(rule in ("ALL", "Q") or rule.startswith("Q0") for rule in selected):
-        found["quotes"] = _table(lint, "flake8-quotes").get("inline-quotes", "double")
-    return _sound(found)
+        found["quotes"] = _as_table(lint, "flake8-quotes").get("inline-quotes", "double")
+    return _valid_settings(found)
 
 
 def _prettier_style(folder: Path, root: Path | None) -> dict[str, Any] | None:
     for name in (".prettierrc", ".prettierrc.json"):
         if (folder / name).is_file():
-            return _prettier(_json(folder / name, root) or _simple_yaml(folder / name, root))
-    package = _json(folder / "package.json", root)
+            return _prettier_settings(_read_json(folder / name, root) or _simple_yaml(folder / name, root))
+    package = _read_json(folder / "package.json", root)
     if isinstance(package.get("prettier"), dict):
-        return _prettier(package["prettier"])
+        return _prettier_settings(package["prettier"])
     return None
 
 
-def _prettier(table: dict[str, Any]) -> dict[str, Any]:
-    return _sound(
+def _prettier_settings(table: dict[str, Any]) -> dict[str, Any]:
+    return _valid_settings(
         {
             "line_length": table.get("printWidth", 80),
             "indent_width": table.get("tabWidth", 2),
@@ -99,9 +99,9 @@ def _prettier(table: dict[str, Any]) -> dict[str, Any]:
 
 def _rust_style(folder: Path, root: Path | None) -> dict[str, Any] | None:
     for name in ("rustfmt.toml", ".rustfmt.toml"):
-        table = _toml(folder / name, root)
+        table = _read_toml(folder / name, root)
         if table:
-            return _sound(
+            return _valid_settings(
                 {
                     "line_length": table.get("max_width", 100),
                     "indent_width": table.get("tab_spaces", 4),
@@ -111,7 +111,7 @@ def _rust_style(folder: Path, root: Path | None) -> dict[str, Any] | None:
     return None
 
 
-def _sound(found: dict[str, Any]) -> dict[str, Any]:
+def _valid_settings(found: dict[str, Any]) -> dict[str, Any]:
     """The valid values among those of a settings file."""
     kept: dict[str, Any] = {}
     for key, low, high in (("line_length", 20, 1000), ("indent_width", 1, 16)):
@@ -127,14 +127,14 @@ def _sound(found: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _toml(path: Path, root: Path | None) -> dict[str, Any]:
+def _read_toml(path: Path, root: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(read_settings(path, root))
     except (tomllib.TOMLDecodeError, RecursionError):
         return {}
 
 
-def _json(path: Path, root: Path | None) -> dict[str, Any]:
+def _read_json(path: Path, root: Path | None) -> dict[str, Any]:
     try:
         value = json.loads(read_settings(path, root))
     except (ValueError, RecursionError):
@@ -148,10 +148,10 @@ def _simple_yaml(path: Path, root: Path | None) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _table(value: Any, key: str) -> dict[str, Any]:
+def _as_table(value: Any, key: str) -> dict[str, Any]:
     inner = value.get(key) if isinstance(value, dict) else None
     return inner if isinstance(inner, dict) else {}
 
 
-def _strings(value: Any) -> list[str]:
+def _string_list(value: Any) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

@@ -40,12 +40,12 @@ class ProjectRules:
         """`inserted` in the project's style. `line` is the text left of it: inside a string or a comment
         quotes are not changed."""
         first, newline, others = inserted.partition("\n")
-        lines = [first, *([self._indented(one) for one in others.split("\n")] if newline else [])]
+        lines = [first, *([self._indent_line(one) for one in others.split("\n")] if newline else [])]
         if self.trim is not False:
             lines = [one.rstrip() for one in lines[:-1]] + lines[-1:]
         text = "\n".join(lines)
-        if self.quotes is not None and _outside_text(line):
-            text = self._quoted(text)
+        if self.quotes is not None and _is_outside_text(line):
+            text = self._requote(text)
         return text
 
     def with_final_newline(self, text: str) -> str:
@@ -69,7 +69,7 @@ class ProjectRules:
             sentences.append(f"The project's own instructions:\n{self.instructions}")
         return "\n".join(sentences)
 
-    def _indented(self, line: str) -> str:
+    def _indent_line(self, line: str) -> str:
         found = _INDENT.match(line)
         if found is None or self.tabs is None:
             return line
@@ -79,7 +79,7 @@ class ProjectRules:
             return "\t" * (columns // width) + " " * (columns % width) + line[found.end() :]
         return found[0].expandtabs(width) + line[found.end() :]
 
-    def _quoted(self, text: str) -> str:
+    def _requote(self, text: str) -> str:
         wanted = '"' if self.quotes == "double" else "'"
         return _SIMPLE_STRING.sub(lambda m: f"{wanted}{m['body']}{wanted}", text)
 
@@ -98,13 +98,13 @@ def project_rules(
     return ProjectRules(
         root=top,
         language=language,
-        tabs=_tabs(given, tool),
-        indent_width=_width(given, tool),
-        max_line=_number(given.get("max_line_length"), 20, 1000) or tool.get("line_length"),
-        quotes=tool.get("quotes") or _quotes(given.get("quote_type")),
-        final_newline=_flag(given.get("insert_final_newline")),
-        trim=_flag(given.get("trim_trailing_whitespace")),
-        instructions=_instructions(top),
+        tabs=_choose_tabs(given, tool),
+        indent_width=_choose_width(given, tool),
+        max_line=_parse_number(given.get("max_line_length"), 20, 1000) or tool.get("line_length"),
+        quotes=tool.get("quotes") or _parse_quotes(given.get("quote_type")),
+        final_newline=_parse_flag(given.get("insert_final_newline")),
+        trim=_parse_flag(given.get("trim_trailing_whitespace")),
+        instructions=_read_instructions(top),
     )
 
 
@@ -115,36 +115,36 @@ def _root_of(file: Path) -> Path | None:
     return None
 
 
-def _tabs(given: dict[str, str], tool: dict[str, object]) -> bool | None:
+def _choose_tabs(given: dict[str, str], tool: dict[str, object]) -> bool | None:
     if given.get("indent_style") in ("tab", "space"):
         return given["indent_style"] == "tab"
     tabs = tool.get("tabs")
     return tabs if isinstance(tabs, bool) else None
 
 
-def _width(given: dict[str, str], tool: dict[str, object]) -> int | None:
+def _choose_width(given: dict[str, str], tool: dict[str, object]) -> int | None:
     width = given.get("indent_size", "")
     if width == "tab":
         width = given.get("tab_width", "")
-    found = _number(width, 1, 16) or tool.get("indent_width")
+    found = _parse_number(width, 1, 16) or tool.get("indent_width")
     return found if isinstance(found, int) else None
 
 
-def _number(text: str | None, low: int, high: int) -> int | None:
+def _parse_number(text: str | None, low: int, high: int) -> int | None:
     if text is None or not text.isdecimal() or len(text) > 6:
         return None
     return int(text) if low <= int(text) <= high else None
 
 
-def _quotes(text: str | None) -> str | None:
+def _parse_quotes(text: str | None) -> str | None:
     return text if text in ("single", "double") else None
 
 
-def _flag(text: str | None) -> bool | None:
+def _parse_flag(text: str | None) -> bool | None:
     return {"true": True, "false": False}.get(text or "")
 
 
-def _instructions(root: Path | None) -> str:
+def _read_instructions(root: Path | None) -> str:
     if root is None:
         return ""
     for name in INSTRUCTIONS:
@@ -155,7 +155,7 @@ def _instructions(root: Path | None) -> str:
     return ""
 
 
-def _outside_text(line: str) -> bool:
+def _is_outside_text(line: str) -> bool:
     """Whether the end of `line` is outside strings and comments."""
     quote = ""
     for index, sign in enumerate(line):
