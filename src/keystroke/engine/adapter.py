@@ -137,15 +137,15 @@ def read_adapter(path: Path) -> AdapterFile:
         facts = {str(k): str(v) for k, v in header.pop("__metadata__").items()}
         if facts.get("format") != "keystroke-adapter-1":
             raise ValueError("its format is not keystroke-adapter-1")
-        tensors = {name: _tensor(data, 8 + size, entry) for name, entry in header.items()}
-        return _assembled(tensors, facts, hashlib.sha256(data).hexdigest())
+        tensors = {name: _read_tensor(data, 8 + size, entry) for name, entry in header.items()}
+        return _assemble(tensors, facts, hashlib.sha256(data).hexdigest())
     except (ValueError, KeyError, TypeError, IndexError, struct.error, AttributeError) as error:
         raise ModelDamaged(
             f"{path} is not an adapter of ours or is cut short ({error}); get it again"
         ) from error
 
 
-def _tensor(data: bytes, start: int, entry: Mapping[str, object]) -> Array:
+def _read_tensor(data: bytes, start: int, entry: Mapping[str, object]) -> Array:
     if entry["dtype"] != "F16":
         raise ValueError("a tensor is not float16")
     first, last = (int(x) for x in entry["data_offsets"])  # type: ignore[attr-defined]
@@ -158,7 +158,7 @@ def _tensor(data: bytes, start: int, entry: Mapping[str, object]) -> Array:
     return flat.reshape(rows, columns).astype(np.float32)
 
 
-def _assembled(tensors: Mapping[str, Array], facts: Mapping[str, str], digest: str) -> AdapterFile:
+def _assemble(tensors: Mapping[str, Array], facts: Mapping[str, str], digest: str) -> AdapterFile:
     layers = len(tensors) // (2 * len(PRODUCTS))
     pairs = {
         (layer, product): (tensors[f"layers.{layer}.{product}.down"], tensors[f"layers.{layer}.{product}.up"])

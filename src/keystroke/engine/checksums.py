@@ -20,7 +20,7 @@ def verify_checksums(folder: Path, progress: Progress = no_progress) -> list[str
     wanted = [line.split(maxsplit=1) for line in lines if line.strip()]
     if not wanted or any(len(parts) != 2 or len(parts[0]) != 64 or "/" in parts[1] for parts in wanted):
         raise ModelDamaged(f"{folder / NAME} is not a list of checksums; reinstall the program")
-    sizes = [_size(folder / name.lstrip("*")) for _, name in wanted]
+    sizes = [_file_size(folder / name.lstrip("*")) for _, name in wanted]
     done = 0
     for (digest, name), size in zip(wanted, sizes, strict=True):
         path = folder / name.lstrip("*")
@@ -34,7 +34,7 @@ def verify_checksums(folder: Path, progress: Progress = no_progress) -> list[str
     return [name.lstrip("*") for _, name in wanted]
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:

@@ -67,8 +67,8 @@ class DiskPrefixes:
     def find(self, tokens: Sequence[int], scope: str, beyond: int) -> tuple[_Entry | None, int]:
         """The prefix with the most tokens in common, if they are more than `beyond`."""
         best, length = None, beyond
-        mine = _digest(scope)
-        for entry in self._known():
+        mine = _scope_digest(scope)
+        for entry in self._list_entries():
             if entry.about.scope == mine:
                 shared = common_prefix(entry.about.tokens, tokens)
                 if entry.about.states:  # a recurrent model goes on from one of its states only
@@ -130,18 +130,18 @@ class DiskPrefixes:
         parts_of_states = [array for each in (states or {}).values() for array in each]
         about = _About(
             self._model,
-            _digest(scope),
+            _scope_digest(scope),
             list(tokens),
             first.dtype.name,
             (len(arrays), first.shape[1], first.shape[3]),
             tuple(states or ()),
         )
-        head = _head(about)
+        head = _make_header(about)
         size = len(head) + held * sum(a[:, :, :1].nbytes for a in arrays) + 32
         size += sum(array.nbytes for array in parts_of_states)
         if size > self._limit:
             return
-        for entry in self._known():  # delete shorter prefixes of it
+        for entry in self._list_entries():  # delete shorter prefixes of it
             if entry.about.scope == about.scope and common_prefix(entry.about.tokens, tokens) == len(
                 entry.about.tokens
             ):
@@ -163,21 +163,21 @@ class DiskPrefixes:
                     out.write(part)
                 out.write(total.digest())
             os.replace(draft, file)
-            self._known().append(_Entry(file, about, len(head)))
+            self._list_entries().append(_Entry(file, about, len(head)))
         except OSError as error:
             log.warning("a KV prefix could not be written to disk: %s", error.strerror)
             draft.unlink(missing_ok=True)
 
-    def _known(self) -> list[_Entry]:
+    def _list_entries(self) -> list[_Entry]:
         if self._entries is None:
             self._entries = []
             for file in sorted(self._folder.glob(f"*{_SUFFIX}")):
-                entry = self._read(file)
+                entry = self._read_entry(file)
                 if entry is not None:
                     self._entries.append(entry)
         return self._entries
 
-    def _read(self, file: Path) -> _Entry | None:
+    def _read_entry(self, file: Path) -> _Entry | None:
         """The entry of a file; None for another model's file, which stays."""
         try:
             own = not hasattr(os, "getuid") or file.stat().st_uid == os.getuid()
@@ -202,11 +202,11 @@ class DiskPrefixes:
                 return
             held -= file.stat().st_size
             file.unlink(missing_ok=True)
-            self._entries = [entry for entry in self._known() if entry.file != file]
+            self._entries = [entry for entry in self._list_entries() if entry.file != file]
 
     def _delete(self, entry: _Entry) -> None:
         entry.file.unlink(missing_ok=True)
-        self._entries = [other for other in self._known() if other is not entry]
+        self._entries = [other for other in self._list_entries() if other is not entry]
 
 
 def prefixes_of_model(path: Path, how: str, settings: Settings) -> DiskPrefixes | None:
@@ -220,10 +220,10 @@ def prefixes_of_model(path: Path, how: str, settings: Settings) -> DiskPrefixes 
     return DiskPrefixes(settings.paths.cache / "prefixes", model, limit)
 
 
-def _head(about: _About) -> bytes:
+def _make_header(about: _About) -> bytes:
     header = msgspec.msgpack.encode(about)
     return _MAGIC + len(header).to_bytes(8, "big") + header
 
 
-def _digest(scope: str) -> str:
+def _scope_digest(scope: str) -> str:
     return hashlib.blake2b(scope.encode(), digest_size=16).hexdigest()

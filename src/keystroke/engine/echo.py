@@ -134,8 +134,8 @@ class EchoSession(HostSession):
             after = len(tokens) - rows + row + 1  # tokens up to and including this row
             position = start + after
             ending = context[: len(context) - len(tokens) + after][-4:]
-            logits[row, self._next(ending, position)] = 12.0
-            logits[row, self._hashed(ending, salt=1)] += 6.0
+            logits[row, self._next_token(ending, position)] = 12.0
+            logits[row, self._hash_token(ending, salt=1)] += 6.0
         return logits
 
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
@@ -150,9 +150,9 @@ class EchoSession(HostSession):
         if self._held:
             self._engine.cache.put(self._held, None, len(self._held), self.scope)
 
-    def _next(self, ending: list[int], position: int) -> int:
+    def _next_token(self, ending: list[int], position: int) -> int:
         if self._engine.script is None:
-            return self._hashed(ending, salt=0)
+            return self._hash_token(ending, salt=0)
         if self._answer is None:
             prompt = bytes(t for t in self._tokens[: self._prompt] if t < BYTES).decode("utf-8", "replace")
             answer = self._engine.script(prompt)
@@ -161,7 +161,7 @@ class EchoSession(HostSession):
         return self._answer[index] if 0 <= index < len(self._answer) else END_OF_TURN
 
     @staticmethod
-    def _hashed(ending: list[int], salt: int) -> int:
+    def _hash_token(ending: list[int], salt: int) -> int:
         state = 2166136261 + salt
         for token in ending:
             state = ((state ^ token) * 16777619) & 0xFFFFFFFF

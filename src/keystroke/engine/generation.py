@@ -226,7 +226,7 @@ class Generation:
         if self._matcher is not None:
             self._opened = True
             self._matcher.advance(generated)
-        _, _, self._due = self._read(generated)
+        _, _, self._due = self._read_step(generated)
         self.tokens.extend(generated)
         self.stats.tokens = len(generated)
 
@@ -240,7 +240,7 @@ class Generation:
         """Run one engine step. An interrupt ends the answer; the session stays usable."""
         request = self.next_step()
         if request is None:
-            return self._ended(self._due or Finish.LENGTH)
+            return self._end_chunk(self._due or Finish.LENGTH)
         started = time.perf_counter()
         try:
             step = self.session.step(request.draft, request.sampling, self.interrupt, request.allowed)
@@ -255,7 +255,7 @@ class Generation:
             raise UsageError("this answer has ended; start another")
         if self._matcher is not None and not self._opened:
             self._open_grammar(self._matcher)
-        room = self._room()
+        room = self._remaining_room()
         if room <= 0 or self._due is not None:
             return None
         draft: Sequence[int] = ()
@@ -319,7 +319,7 @@ class Generation:
             step = replace(step, logprobs=mix_logprobs(step.logprobs, self._mixtures))
         if self._unmasked and self._matcher is not None:
             step = self._check_unmasked(self._matcher, step)
-        tokens, text, finish = self._read(step.tokens)
+        tokens, text, finish = self._read_step(step.tokens)
         if len(tokens) < len(step.tokens):
             self.session.rollback(self.session.length - len(step.tokens) + len(tokens))
         self.tokens.extend(tokens)
@@ -336,12 +336,12 @@ class Generation:
         stats.tokens += len(tokens)
         if self._drafter is not None:
             self._drafter.observe(tokens)
-        if finish is None and self._room() <= 0:
+        if finish is None and self._remaining_room() <= 0:
             finish = Finish.LENGTH
         if finish is not None:
-            self._finished(finish)
+            self._set_finish(finish)
             if finish is not Finish.STOP_STRING:
-                text += self._rest()
+                text += self._flush_text()
         ends = () if self._carried or self._matcher is not None else tuple(self._ends)
         if self._carried:
             text, self._carried = self._carried + text, ""
@@ -363,7 +363,7 @@ class Generation:
 
     def stop(self) -> Chunk:
         """End the answer here, at a token boundary."""
-        return self._ended(Finish.INTERRUPTED)
+        return self._end_chunk(Finish.INTERRUPTED)
 
     def redirect(self, tokens: Sequence[int]) -> None:
         """Insert `tokens` after everything generated so far and continue from there. On ContextOverflow,
@@ -380,7 +380,7 @@ class Generation:
         finally:
             self.stats.prefill_seconds += time.perf_counter() - started
         self.stats.computed += len(tokens)
-        self._carried += self._rest()
+        self._carried += self._flush_text()
         if self._drafter is not None:
             self._drafter.observe(tokens)
         if self._matcher is not None:  # a new answer begins
@@ -438,8 +438,8 @@ class Generation:
         needs_logits = self.params.sampling.logprobs is not None  # then no token may skip its step
         self._appended = False
         while finish is None and not needs_logits and (forced := matcher.forced_tokens()):
-            forced = forced[: self._room()]
-            forced, piece, finish = self._read(forced[: matcher.advance(forced)])
+            forced = forced[: self._remaining_room()]
+            forced, piece, finish = self._read_step(forced[: matcher.advance(forced)])
             if not forced:
                 break
             self.session.append(forced)
@@ -451,14 +451,14 @@ class Generation:
             finish = Finish.UNMET if matcher.has_failed else Finish.STOP
         return tokens, text, finish
 
-    def _room(self) -> int:
+    def _remaining_room(self) -> int:
         """How many more tokens may be emitted."""
         room = self._context - self.session.length
         if self.params.max_tokens is not None:
             room = min(room, self.params.max_tokens - len(self.tokens))
         return room
 
-    def _read(self, step: tuple[int, ...]) -> tuple[tuple[int, ...], str, Finish | None]:
+    def _read_step(self, step: tuple[int, ...]) -> tuple[tuple[int, ...], str, Finish | None]:
         """The tokens of a step that belong to the answer, their text, and why the answer ends there, if it
         does. Works token by token, so that the answer does not depend on how many tokens a step has."""
         text, self._ends = "", []
@@ -475,23 +475,23 @@ class Generation:
                 return step[: index + 1], text, Finish.STOP_STRING
         return step, text, None
 
-    def _rest(self) -> str:
+    def _flush_text(self) -> str:
         """Text held back, now that nothing can follow it."""
         piece, stopped = self._stops.feed(self._decoder.flush())
         return piece if stopped else piece + self._stops.flush()
 
-    def _finished(self, finish: Finish) -> None:
+    def _set_finish(self, finish: Finish) -> None:
         self.finish = finish
         if self._matcher is not None:
             self._matcher.close()
 
-    def _ended(self, finish: Finish) -> Chunk:
+    def _end_chunk(self, finish: Finish) -> Chunk:
         if self.finish is not None:
             raise UsageError("this answer has ended; start another")
-        self._finished(finish)
+        self._set_finish(finish)
         if finish is Finish.INTERRUPTED:
             self._decoder.flush()  # drop an unfinished character
-        text = self._carried + self._rest()
+        text = self._carried + self._flush_text()
         tokens, self._carried_tokens = self._carried_tokens, ()
         self._carried = ""
         self._parts.append(text)
@@ -515,7 +515,7 @@ class StopStrings:
         if found:
             self._held = ""
             return text[: min(found)], True
-        keep = self._tail(text)
+        keep = self._stop_overlap(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
@@ -523,7 +523,7 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _tail(self, text: str) -> int:
+    def _stop_overlap(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
         for size in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[-size:]

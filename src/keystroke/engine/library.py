@@ -126,12 +126,12 @@ class ModelLibrary:
             raise ModelDamaged(
                 f"the manifest of {name} cannot be read ({error}); remove the model and add it again"
             ) from None
-        return _consistent(entry, name)
+        return _check_entry(entry, name)
 
     def path(self, entry: InstalledModel) -> Path:
         """The GGUF file or the folder of weights. Raises ModelDamaged if a file is gone or changed its
         size."""
-        base = self._base(entry)
+        base = self._entry_path(entry)
         for file in entry.files:
             try:
                 size = (base / file.name).stat().st_size
@@ -151,7 +151,7 @@ class ModelLibrary:
         """Compare the checksums of all files. Raises ModelDamaged for the first that differs."""
         entry = self.get(name)
         self.path(entry)
-        base, done = self._base(entry), 0
+        base, done = self._entry_path(entry), 0
         for file in entry.files:
             found = hash_file(base / file.name, progress, f"verify {name}", done, entry.size)
             if found != file.sha256:
@@ -165,7 +165,7 @@ class ModelLibrary:
     def partial_downloads(self) -> list[tuple[str, Path]]:
         """Incomplete downloads: the model's name and the folder of the parts."""
         found = sorted(p for p in self.folder.glob(f"{DOWNLOADS}/*@*") if p.is_dir())
-        return [(p.name.rpartition("@")[0], p) for p in found if any(map(_counts, p.rglob("*")))]
+        return [(p.name.rpartition("@")[0], p) for p in found if any(map(_is_model_file, p.rglob("*")))]
 
     def add(
         self,
@@ -182,7 +182,7 @@ class ModelLibrary:
         base = source.parent if kind is ModelFormat.GGUF else source
         name = name or name_from_path(source)
         self.check_name(name)
-        with self._built(name) as folder:
+        with self._build_entry(name) as folder:
             total = sum(file.stat().st_size for file in files)
             done, stored = 0, []
             for file in files:
@@ -200,7 +200,7 @@ class ModelLibrary:
     def add_built(self, name: str, build: Callable[[Path], InstalledModel]) -> InstalledModel:
         """Add an entry whose files `build` creates in the given folder."""
         self.check_name(name)
-        with self._built(name) as folder:
+        with self._build_entry(name) as folder:
             entry = build(folder)
             write_manifest(folder, entry)
         return entry
@@ -239,7 +239,7 @@ class ModelLibrary:
                 param="name",
             )
 
-    def _base(self, entry: InstalledModel) -> Path:
+    def _entry_path(self, entry: InstalledModel) -> Path:
         return Path(entry.location) if entry.location else self.folder / entry.name
 
     @contextmanager
@@ -258,7 +258,7 @@ class ModelLibrary:
             shutil.rmtree(aside, ignore_errors=True)
 
     @contextmanager
-    def _built(self, name: str) -> Iterator[Path]:
+    def _build_entry(self, name: str) -> Iterator[Path]:
         """A folder that becomes the entry `name` if the block succeeds."""
         with self._temporary() as aside:
             folder = aside / name
@@ -342,12 +342,12 @@ def name_from_path(source: Path) -> str:
     return cleaned
 
 
-def _counts(file: Path) -> bool:
+def _is_model_file(file: Path) -> bool:
     """Whether a file is part of a model rather than state of its download."""
     return file.is_file() and file.stat().st_size > 4096
 
 
-def _consistent(entry: InstalledModel, name: str) -> InstalledModel:
+def _check_entry(entry: InstalledModel, name: str) -> InstalledModel:
     """`entry`, unless its manifest has paths instead of file names, or another name."""
     plain = all(file.name and Path(file.name).name == file.name for file in entry.files)
     if entry.name != name or not entry.files or not plain:

@@ -44,12 +44,12 @@ def load_model(
     precision = (
         named.precision if named is not None and named.precision != "auto" else settings.model.precision
     )
-    backend = _backend(kind, path)
+    backend = _choose_backend(kind, path)
     if backend.name == "onnx" and settings.engine.kernels == "auto":
         start_compiling(settings.paths.cache)
     with cached_header(path):  # parsed once for everything below
         # The tokenizer first: without one, converting the model would be wasted time.
-        tokenizer = _tokenizer(path, settings)
+        tokenizer = _open_tokenizer(path, settings)
         request = LoadArguments(
             path=path, precision=precision, settings=settings, progress=progress, adapter=adapter
         )
@@ -58,7 +58,7 @@ def load_model(
         chat, fim = detect_chat(path), detect_fim(tokenizer, path)
     if adapter is not None and fim is not None and adapter.facts.get("fim_order") in ("psm", "spm"):
         fim = replace(fim, order=cast("Literal['psm', 'spm']", adapter.facts["fim_order"]))
-    draft = _draft(engine, tokenizer, backend, settings, progress)
+    draft = _load_draft(engine, tokenizer, backend, settings, progress)
     learned = adapter.facts if adapter is not None else {}
     # "follows" is the older key of model cards.
     conservative = card_languages(path, "conservative_languages") or card_languages(path, "follows")
@@ -68,7 +68,7 @@ def load_model(
     )
 
 
-def _backend(kind: str, path: Path) -> Backend:
+def _choose_backend(kind: str, path: Path) -> Backend:
     """The engine for a model. On a Mac a small one stays on the CPU, which answers it sooner, so that the
     GPU is free for the larger one."""
     backend = choose_backend(kind)
@@ -79,7 +79,7 @@ def _backend(kind: str, path: Path) -> Backend:
     return backend
 
 
-def _draft(
+def _load_draft(
     engine: Engine, tokenizer: Tokenizer, backend: Backend, settings: Settings, progress: Progress
 ) -> Engine | None:
     """The engine of the smaller model that drafts for `engine`, where the settings name one."""
@@ -97,7 +97,7 @@ def _draft(
         )
         draft = backend.load(request)
         try:
-            other = _tokenizer(path, settings)
+            other = _open_tokenizer(path, settings)
             same_size = draft.info.vocab_size == engine.info.vocab_size
             if not same_size or other.encode(_PROBE) != tokenizer.encode(_PROBE):
                 raise ConfigError(
@@ -113,7 +113,7 @@ def _draft(
     return draft
 
 
-def _tokenizer(path: Path, settings: Settings) -> Tokenizer:
+def _open_tokenizer(path: Path, settings: Settings) -> Tokenizer:
     try:
         return load_tokenizer(path, settings.paths.cache / "tokenizers")
     except KeystrokeError:

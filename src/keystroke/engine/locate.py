@@ -37,9 +37,9 @@ def resolve(model: str, settings: Settings, progress: Progress = no_progress) ->
     if (base := base_model(model)) is not None:
         return resolve(base, settings, progress)
     if model == EMBEDDED:
-        return shipped_model() or _provided(library, builtin.SMOLLM2, progress)
+        return shipped_model() or _provide(library, builtin.SMOLLM2, progress)
     if model in builtin.BUILT_IN:
-        return _provided(library, builtin.BUILT_IN[model], progress)
+        return _provide(library, builtin.BUILT_IN[model], progress)
     if model in library.names():
         return library.path(library.get(model))
     if "/" in model or model.startswith((".", "~")) or model.endswith(".gguf") or Path(model).exists():
@@ -100,7 +100,7 @@ def has_adapter(weights: Path, settings: Settings) -> bool:
     return False
 
 
-def _provided(library: ModelLibrary, model: builtin.BuiltInModel, progress: Progress) -> Path:
+def _provide(library: ModelLibrary, model: builtin.BuiltInModel, progress: Progress) -> Path:
     if model.name in library.names():
         with suppress(ModelDamaged):
             return library.path(library.get(model.name))

@@ -14,18 +14,18 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 def available_bytes() -> int | None:
     """Memory that can be allocated without swapping, as the system estimates it, within a container's limit;
     None if the system does not report it."""
-    known = [count for count in (_machine(), _container()) if count is not None]
+    known = [count for count in (_machine_memory(), _container_memory()) if count is not None]
     return min(known, default=None)
 
 
-def _machine() -> int | None:
+def _machine_memory() -> int | None:
     try:
         for line in MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         pass
-    if (found := _mac()) is not None:
+    if (found := _mac_memory()) is not None:
         return found
     return total_memory() or None  # no such estimate
 
@@ -38,7 +38,7 @@ def total_memory() -> int:
         return 0
 
 
-def _mac() -> int | None:
+def _mac_memory() -> int | None:
     """What macOS can hand out: free pages, and those it may drop. None elsewhere."""
     if platform.system() != "Darwin":
         return None
@@ -60,7 +60,7 @@ def droppable_bytes(vm_stat: str) -> int | None:
     return int(size[1]) * sum(int(pages.get(kind, 0)) for kind in kinds)
 
 
-def _container() -> int | None:
+def _container_memory() -> int | None:
     """What the control group has left, counting its file cache as free. None if it has no limit."""
     try:
         limit = int((CGROUP / "memory.max").read_text())

@@ -64,7 +64,7 @@ NO_MIXING = Mixing()
 Remaining = Callable[[Sequence[int]], str | None]
 
 
-def _nothing(_draft: Sequence[int]) -> str:
+def _no_text(_draft: Sequence[int]) -> str:
     return ""
 
 
@@ -77,7 +77,7 @@ class Mixer:
         self._firsts = _first_tokens.setdefault(tokenizer, {})
 
     def mixture(
-        self, tokens: Sequence[int], draft: Sequence[int] = (), left: Remaining = _nothing
+        self, tokens: Sequence[int], draft: Sequence[int] = (), left: Remaining = _no_text
     ) -> Mixture | None:
         """The mixture after `tokens`, the answer so far, and `draft`. `left`: the text that must come next
         after a draft (token healing); None in the middle of a character."""
@@ -85,7 +85,7 @@ class Mixer:
         return None if due is None else self._mixture([*tokens, *draft], due)
 
     def draft(
-        self, tokens: Sequence[int], most: int, left: Remaining = _nothing
+        self, tokens: Sequence[int], most: int, left: Remaining = _no_text
     ) -> tuple[tuple[int, ...], list[Mixture | None]]:
         """A draft of what follows `tokens`, as far as the predictor finds it likely enough, and the mixtures
         known for it, at least the first."""
@@ -172,12 +172,12 @@ def mix_logprobs(
 ) -> tuple[TokenLogprob, ...]:
     """The log probabilities of a step after mixing."""
     return tuple(
-        _mixed(one, mixture) if (mixture := mixtures[index]) is not None and mixture.weight else one
+        _mix_logprob(one, mixture) if (mixture := mixtures[index]) is not None and mixture.weight else one
         for index, one in enumerate(logprobs)
     )
 
 
-def _mixed(chosen: TokenLogprob, mixture: Mixture) -> TokenLogprob:
+def _mix_logprob(chosen: TokenLogprob, mixture: Mixture) -> TokenLogprob:
     def mixed(token: int, logprob: float) -> float:
         chance = mixture.probability(token, math.exp(logprob))
         return math.log(chance) if chance > 0.0 else -math.inf

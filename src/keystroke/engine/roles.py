@@ -85,13 +85,13 @@ def can_chat(name: str, settings: Settings) -> bool:
     try:
         if name == EMBEDDED:
             own = shipped_model()
-            return own is not None and _template(own)
+            return own is not None and _has_chat_template(own)
         if table is None and name in builtin.BUILT_IN:
             return True
         library = ModelLibrary(settings.paths.models)
         if table is None and name in library.names():
             return _entry_converses(library, library.get(name))
-        return _template(resolve(name, settings))
+        return _has_chat_template(resolve(name, settings))
     except KeystrokeError:
         return False
 
@@ -104,12 +104,12 @@ def _entry_converses(library: ModelLibrary, entry: InstalledModel) -> bool:
     if entry.traits is not None:
         return entry.traits.chat
     try:
-        return _template(library.path(entry))
+        return _has_chat_template(library.path(entry))
     except KeystrokeError:
         return False
 
 
-def _template(path: Path) -> bool:
+def _has_chat_template(path: Path) -> bool:
     from keystroke.engine.templates import detect_chat
 
     return detect_chat(path) is not None

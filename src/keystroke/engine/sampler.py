@@ -52,12 +52,12 @@ def choose(
     """The token that `sampling` chooses from one row of logits at `position`, among those in `mask` if there
     is one. `row`: its row within the step. `total` is only used at temperature 0, so that what is drawn for a
     seed does not depend on the engine."""
-    logits = _altered(logits, sampling, row, total)
+    logits = _alter_logits(logits, sampling, row, total)
     best = int(logits.argmax())
     if mask is not None and not (sampling.temperature == 0.0 and _is_allowed(mask, best)):
-        logits = _masked(logits, mask)
+        logits = _apply_mask(logits, mask)
         best = int(logits.argmax())
-    return _chosen(logits, best, sampling, position)
+    return _choose_unmasked(logits, best, sampling, position)
 
 
 def choose_allowed(
@@ -70,24 +70,24 @@ def choose_allowed(
 ) -> int:
     """The result of `choose` with the mask `allowed.row(row)`, which is only computed if it matters."""
     if sampling.logit_bias or sampling.mixtures:
-        logits = _altered(logits, sampling, row, total)
+        logits = _alter_logits(logits, sampling, row, total)
         sampling = replace(sampling, logit_bias={}, mixtures=())
     if sampling.scores_tokens_independently:
         best = int(logits.argmax())
         if allowed.permits(row, best):  # scores are relative to the best, so the mask keeps them
-            token = _chosen(logits, best, sampling, position)
+            token = _choose_unmasked(logits, best, sampling, position)
             if token == best or allowed.permits(row, token):
                 return token
     return choose(logits, sampling, position, allowed.row(row))
 
 
-def _chosen(logits: Logits, best: int, sampling: Sampling, position: int) -> int:
+def _choose_unmasked(logits: Logits, best: int, sampling: Sampling, position: int) -> int:
     top: float = logits.item(best)
     if not math.isfinite(top):
         raise EngineError("the model produced logits that are not finite; its weights may be damaged")
     if sampling.temperature == 0.0 or sampling.top_k == 1:
         return best
-    relative = _relative(logits, np.float32(top), sampling)
+    relative = _scale_logits(logits, np.float32(top), sampling)
     filtered = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.temperature < _COLD
     return _draw(relative, _survivors(relative, sampling) if filtered else None, sampling.seed, position)
 
@@ -161,7 +161,7 @@ def _choose_greedily(logits: Logits, mixture: Mixture | None, sums: _KnownSums) 
     best = sums.best(logits) if only is None else int(only[few.argmax()])
     top = logits.item(best)
     if mixture is None or not math.isfinite(top) or (only is not None and not mixture.weight):
-        return _chosen(logits, best, GREEDY, 0)
+        return _choose_unmasked(logits, best, GREEDY, 0)
     if only is not None and mixture.end:  # no end token is among them
         return choose(logits, Sampling(mixtures=(mixture,)))
     mixed = _mixed_logits(
@@ -187,22 +187,22 @@ def logprob(
 
 def probabilities(logits: Logits, sampling: Sampling) -> npt.NDArray[np.float64]:
     """The distribution that `choose` draws from, over the whole vocabulary."""
-    logits = _altered(logits, sampling, 0, sum_exponentials)
+    logits = _alter_logits(logits, sampling, 0, sum_exponentials)
     result = np.zeros(len(logits))
     if sampling.temperature == 0.0:
         result[int(logits.argmax())] = 1.0
         return result
-    relative = _relative(logits, logits.max(), sampling)
+    relative = _scale_logits(logits, logits.max(), sampling)
     ids = _survivors(relative, sampling)
     weights = np.exp(relative[ids].astype(np.float64))
     result[ids] = weights / weights.sum()
     return result
 
 
-def _altered(logits: Logits, sampling: Sampling, row: int, total: SumExponentials) -> Logits:
+def _alter_logits(logits: Logits, sampling: Sampling, row: int, total: SumExponentials) -> Logits:
     """The logits with bias and mixture applied."""
     if sampling.logit_bias:
-        logits = _biased(logits, sampling)
+        logits = _apply_bias(logits, sampling)
     mixture = sampling.mixture(row)
     if mixture is None:
         return logits
@@ -212,15 +212,15 @@ def _altered(logits: Logits, sampling: Sampling, row: int, total: SumExponential
         logits[mixture.only] = few
         if not mixture.weight:
             return logits
-        return _mixed(logits, mixture, lambda _, top: sum_exponentials(few, top))
-    return _mixed(logits, mixture, total if sampling.temperature == 0.0 else sum_exponentials)
+        return _mix_logits(logits, mixture, lambda _, top: sum_exponentials(few, top))
+    return _mix_logits(logits, mixture, total if sampling.temperature == 0.0 else sum_exponentials)
 
 
-def _mixed(logits: Logits, mixture: Mixture, sum_of: SumExponentials) -> Logits:
+def _mix_logits(logits: Logits, mixture: Mixture, sum_of: SumExponentials) -> Logits:
     """The logits of (1 - weight) p + weight q, with p from `logits`. Only tokens of q change."""
     top = float(logits.max())
     if not math.isfinite(top):
-        return logits  # `_chosen` raises the error
+        return logits  # `_choose_unmasked` raises the error
     mixed = logits.astype(np.float32, copy=True)
     for token, value in _mixed_logits(logits, mixture, top, sum_of).items():
         mixed[token] = value
@@ -245,7 +245,7 @@ def _mixed_logits(logits: Logits, mixture: Mixture, top: float, sum_of: SumExpon
     return mixed
 
 
-def _biased(logits: Logits, sampling: Sampling) -> Logits:
+def _apply_bias(logits: Logits, sampling: Sampling) -> Logits:
     biased = logits.astype(np.float32, copy=True)
     for token, bias in sampling.logit_bias.items():
         if not 0 <= token < len(biased):
@@ -263,7 +263,7 @@ def _is_allowed(mask: Mask, token: int) -> bool:
     return token >> 5 < len(mask) and bool(int(mask[token >> 5]) >> (token & 31) & 1)
 
 
-def _masked(logits: Logits, mask: Mask) -> Logits:
+def _apply_mask(logits: Logits, mask: Mask) -> Logits:
     """The logits with -inf wherever `mask` has no bit."""
     result = np.full(len(logits), -np.inf, dtype=np.float32)
     size = min(len(logits), 32 * len(mask))
@@ -272,7 +272,7 @@ def _masked(logits: Logits, mask: Mask) -> Logits:
     return result
 
 
-def _relative(logits: Logits, top: np.float32, sampling: Sampling) -> Logits:
+def _scale_logits(logits: Logits, top: np.float32, sampling: Sampling) -> Logits:
     """Logits divided by the temperature, with the best at 0. Tiny temperatures are limited for float32."""
     return (logits - top) * np.float32(1.0 / max(sampling.temperature, 1e-6))
 

@@ -66,7 +66,7 @@ class SnapshotStore(Generic[Arrays]):
 
     @property
     def nbytes(self) -> int:
-        return sum(snapshot.nbytes for snapshot in self._live())
+        return sum(snapshot.nbytes for snapshot in self._live_snapshots())
 
     def fits(self, nbytes: int) -> bool:
         """Whether a snapshot of this size can be held at all."""
@@ -77,7 +77,7 @@ class SnapshotStore(Generic[Arrays]):
         if not self.fits(nbytes):
             return None
         while self.nbytes + nbytes > self.budget:
-            oldest = self._live()[0]
+            oldest = self._live_snapshots()[0]
             oldest.arrays = None
             del self._known[id(oldest)]
         snapshot = Snapshot(arrays, nbytes)
@@ -85,5 +85,5 @@ class SnapshotStore(Generic[Arrays]):
         self._known[key] = weakref.ref(snapshot, lambda _: self._known.pop(key, None))
         return snapshot
 
-    def _live(self) -> list[Snapshot[Arrays]]:
+    def _live_snapshots(self) -> list[Snapshot[Arrays]]:
         return [snapshot for reference in self._known.values() if (snapshot := reference()) is not None]

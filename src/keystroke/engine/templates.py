@@ -216,8 +216,10 @@ def detect_chat(path: Path) -> ChatTemplate | None:
     """The chat template of a model's folder or GGUF file; None if it has none."""
     if path.is_file() and path.suffix != ".json":
         table = open_header(path).metadata
-        return _chat(
-            table.get("tokenizer.chat_template"), _piece(table, "bos_token_id"), _piece(table, "eos_token_id")
+        return _make_template(
+            table.get("tokenizer.chat_template"),
+            _token_piece(table, "bos_token_id"),
+            _token_piece(table, "eos_token_id"),
         )
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "tokenizer_config.json")
@@ -231,16 +233,16 @@ def detect_chat(path: Path) -> ChatTemplate | None:
     if isinstance(source, list):  # several, by name
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
         source = named.get("default")
-    return _chat(source, _token_text(config.get("bos_token")), _token_text(config.get("eos_token")))
+    return _make_template(source, _token_text(config.get("bos_token")), _token_text(config.get("eos_token")))
 
 
-def _chat(source: object, bos: str, eos: str) -> ChatTemplate | None:
+def _make_template(source: object, bos: str, eos: str) -> ChatTemplate | None:
     if not isinstance(source, str) or not source:
         return None
     return ChatTemplate(_DOUBLED.sub(r"\1", source), bos=bos, eos=eos, foreign=True)
 
 
-def _piece(table: Mapping[str, object], key: str) -> str:
+def _token_piece(table: Mapping[str, object], key: str) -> str:
     pieces, token = table.get("tokenizer.ggml.tokens"), table.get(f"tokenizer.ggml.{key}")
     if isinstance(pieces, GGUFArray) and isinstance(token, int) and 0 <= token < len(pieces):
         return pieces.text(token)

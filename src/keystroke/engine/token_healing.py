@@ -84,22 +84,22 @@ class TokenHealing:
     def remaining(self, draft: Sequence[int] = ()) -> str | None:
         """The text that remains after `draft`; None in the middle of a character."""
         try:
-            return self._after(draft).decode()
+            return self._remaining_after(draft).decode()
         except UnicodeDecodeError:
             return None
 
     def restrict(self, draft: Sequence[int], mixture: Mixture | None) -> Mixture | None:
         """The mixture after `draft`, restricted to the tokens that are compatible there."""
-        left = self._after(draft)
+        left = self._remaining_after(draft)
         if left and len(only := self._compatible(left)):
             return replace(mixture or Mixture(0.0, {}), only=only)
         return mixture
 
     def advance(self, tokens: Iterable[int]) -> None:
         """Remove the text of the chosen tokens."""
-        self._left = self._after(tokens)
+        self._left = self._remaining_after(tokens)
 
-    def _after(self, tokens: Iterable[int]) -> bytes:
+    def _remaining_after(self, tokens: Iterable[int]) -> bytes:
         left = self._left
         for token in tokens if left else ():
             piece = self._tokenizer.token_bytes(token)

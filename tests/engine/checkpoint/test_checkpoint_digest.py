@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.engine.checkpoint.digest import _sampled, quick_digest
+from keystroke.engine.checkpoint.digest import _sampled_spans, quick_digest
 
 MEGABYTE = 1 << 20
 
@@ -13,7 +13,7 @@ MEGABYTE = 1 << 20
     "size", [0, 1, 6 * MEGABYTE - 1, 6 * MEGABYTE, 6 * MEGABYTE + 1, 10 * MEGABYTE, 80 << 30]
 )
 def test_samples_lie_inside_the_file_and_cost_a_few_megabytes(size: int) -> None:
-    ranges = list(_sampled(size))
+    ranges = list(_sampled_spans(size))
     assert all(start >= 0 and start + length <= size for start, length in ranges)
     assert sum(length for _, length in ranges) <= 6 * MEGABYTE
 

@@ -360,7 +360,7 @@ def test_a_dead_end_is_unmet_and_the_end_put_there_is_no_part_of_the_answer(
     """A grammar whose limit is reached while a mask is made, as hostile ones bring about."""
     from keystroke.engine.grammar.matcher import Matcher
 
-    masked = Matcher._masked
+    masked = Matcher._compute_mask
 
     def gives_up(self: Matcher) -> object:
         if len(self._tokens) >= 3:
@@ -369,7 +369,7 @@ def test_a_dead_end_is_unmet_and_the_end_put_there_is_no_part_of_the_answer(
             return self._mask
         return masked(self)
 
-    monkeypatch.setattr(Matcher, "_masked", gives_up)
+    monkeypatch.setattr(Matcher, "_compute_mask", gives_up)
     monkeypatch.setattr(
         Matcher, "is_finished", property(lambda self: self.has_failed or self._automaton.is_stopped())
     )

@@ -169,7 +169,7 @@ def test_stored_is_refused_for_weights_that_are_not(tmp_path: Path, monkeypatch:
     from keystroke.engine import load
 
     write_gguf(tmp_path / "model.gguf", reference("qwen2"), "qwen2")
-    monkeypatch.setattr(load, "_tokenizer", lambda *_: None)
+    monkeypatch.setattr(load, "_open_tokenizer", lambda *_: None)
     with pytest.raises(ConfigError, match=r"Q4_K.*set model.precision to int8"):
         load_model(tmp_path / "model.gguf", settings(tmp_path, "stored"))
 
@@ -181,7 +181,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_laid_out(
     from keystroke.engine import load
 
     write_stored(tmp_path / "model.gguf", "qwen2", ["Q4_K"])
-    monkeypatch.setattr(load, "_tokenizer", lambda *_: None)
+    monkeypatch.setattr(load, "_open_tokenizer", lambda *_: None)
     monkeypatch.setattr(backend, "available_bytes", lambda: 1000)
     with pytest.raises(NotEnoughMemory, match="needs about"):
         load_model(tmp_path / "model.gguf", settings(tmp_path, kernels=kernels))
@@ -195,7 +195,7 @@ def test_a_file_that_ends_too_soon_is_refused_before_anything_is_mapped(
 
     path = tmp_path / "model.gguf"
     write_stored(path, "qwen2", ["Q4_K"])
-    monkeypatch.setattr(load, "_tokenizer", lambda *_: None)
+    monkeypatch.setattr(load, "_open_tokenizer", lambda *_: None)
     whole = path.read_bytes()
     for size in (len(whole) - 1000, len(whole) // 2, len(whole) // 10):
         path.write_bytes(whole[:size])

@@ -55,10 +55,10 @@ class NgramCache:
         self._project, self._path = project, path
         self._near: TextIndex | None = None
 
-    def predict(self, said: str) -> Continuations | None:
+    def predict(self, answer: str) -> Continuations | None:
         if self._near is None:  # built on the first call, which the engine's thread makes
             self._near = self._file.index(self._text, self._cursor)
-        context = TextContext.before(self._before + said)
+        context = TextContext.before(self._before + answer)
         near = self._near.find_continuations(context)
         length = near.length if near is not None else 0
         far = None

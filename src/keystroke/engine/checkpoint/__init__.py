@@ -36,7 +36,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_file():
         if path.suffix == ".safetensors":
             raise InputError(f"{path} is only a part of a model; give its folder, the one with config.json")
-        return _gguf(path)
+        return _open_gguf(path)
     if (path / "config.json").is_file():
         # Imported here: families, which both readers use, import the modules of this package.
         from keystroke.engine.checkpoint.huggingface import HuggingFaceCheckpoint
@@ -45,13 +45,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     files = sorted(path.glob("*.gguf"))
     models = {SPLIT.sub("", file.stem) for file in files}
     if len(models) == 1:  # one file, or the parts of one model
-        return _gguf(files[0])
+        return _open_gguf(files[0])
     if files:
         raise InputError(f"{path} holds {len(files)} GGUF files; give one of them, such as {files[0].name}")
     raise InputError(f"{path} has neither config.json nor a .gguf file; give a folder that holds a model")
 
 
-def _gguf(path: Path) -> Checkpoint:
+def _open_gguf(path: Path) -> Checkpoint:
     from keystroke.engine.checkpoint.gguf_file import GGUFCheckpoint  # folders need no gguf package
 
     return GGUFCheckpoint(path)

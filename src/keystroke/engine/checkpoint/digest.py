@@ -18,13 +18,13 @@ def quick_digest(paths: Sequence[Path]) -> str:
         size = path.stat().st_size
         total.update(f"{path.name if path.suffix == '.json' else ''}:{size};".encode())
         with path.open("rb") as file:
-            for start, length in _sampled(size):
+            for start, length in _sampled_spans(size):
                 file.seek(start)
                 total.update(file.read(length))
     return total.hexdigest()
 
 
-def _sampled(size: int) -> Iterator[tuple[int, int]]:
+def _sampled_spans(size: int) -> Iterator[tuple[int, int]]:
     if size <= 2 * _EDGE + _SAMPLES * _BLOCK:
         yield 0, size
         return

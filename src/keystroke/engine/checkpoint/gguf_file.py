@@ -32,14 +32,16 @@ _FLOATS: dict[str, np.dtype[np.generic]] = {
 
 class GGUFCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
-        self._paths = _parts(path)
+        self._paths = _find_parts(path)
         self._path = self._paths[0]
         self._headers = [open_header(part) for part in self._paths]
         self._tensors: dict[str, tuple[npt.NDArray[np.uint8], TensorInfo]] = {}
         for header in self._headers:
             data = np.frombuffer(header.view, dtype=np.uint8)
             self._tensors.update({name: (data, info) for name, info in header.tensors.items()})
-        self.spec = _spec(self._headers[0], {name: info.shape for name, (_, info) in self._tensors.items()})
+        self.spec = _read_spec(
+            self._headers[0], {name: info.shape for name, (_, info) in self._tensors.items()}
+        )
         if "rope_freqs.weight" in self._tensors:
             self.spec = replace(self.spec, rope=self._with_divisors(self.spec.rope))
         check_shapes(self.spec, self._shape)
@@ -47,7 +49,7 @@ class GGUFCheckpoint(Checkpoint):
     def _with_divisors(self, rope: RopeSpec) -> RopeSpec:
         """Llama 3.1 and later: the file contains the results of the llama3 rule, one divisor per
         frequency."""
-        stored, kind = self._stored("rope_freqs.weight")
+        stored, kind = self._stored_array("rope_freqs.weight")
         divisors = to_float32(stored, kind) if stored.dtype != np.uint8 else np.zeros(1, np.float32)
         if divisors.size > 4096 or not np.all(np.isfinite(divisors) & (divisors > 0)):
             raise ModelDamaged(f"{self._path} has unusable rotary factors; download it again")
@@ -63,7 +65,7 @@ class GGUFCheckpoint(Checkpoint):
         source = self._source(name)
         if any(part not in self._tensors for part in source.names):
             return None
-        shapes = [_stacked(self._tensors[part][1].shape) for part in source.names]
+        shapes = [_stack_shape(self._tensors[part][1].shape) for part in source.names]
         if source.single_row:
             return (1, *shapes[0])
         if source.flat:
@@ -75,17 +77,17 @@ class GGUFCheckpoint(Checkpoint):
         known = family_of(self.spec.architecture).predicts
         return known and f"blk.{self.spec.layers}.nextn.eh_proj.weight" in self._tensors
 
-    def _stored(self, stored: str) -> tuple[npt.NDArray[np.generic], str]:
+    def _stored_array(self, stored: str) -> tuple[npt.NDArray[np.generic], str]:
         file, info = self._tensors[stored]
         data = file[info.start : info.start + info.size]
         dtype = _FLOATS.get(info.type.name)
         if dtype is not None:
-            return data.view(dtype).reshape(_stacked(info.shape)), info.type.name
-        return data.reshape(*_stacked(info.shape)[:-1], -1), info.type.name
+            return data.view(dtype).reshape(_stack_shape(info.shape)), info.type.name
+        return data.reshape(*_stack_shape(info.shape)[:-1], -1), info.type.name
 
     def raw(self, name: str) -> tuple[npt.NDArray[np.generic], str]:
         source, spec = self._source(name), self.spec
-        parts = [self._stored(part) for part in source.names]
+        parts = [self._stored_array(part) for part in source.names]
         data, kind = parts[0]
         if len(parts) > 1:
             data = np.concatenate([array for array, _ in parts])
@@ -97,9 +99,9 @@ class GGUFCheckpoint(Checkpoint):
             data = data[source.rows]
         paired = family_of(spec.architecture).paired
         if paired and ".self_attn.q_proj." in name:
-            return _unpaired(data, spec.heads), kind
+            return _unpair_rows(data, spec.heads), kind
         if paired and ".self_attn.k_proj." in name:
-            return _unpaired(data, spec.kv_heads), kind
+            return _unpair_rows(data, spec.kv_heads), kind
         return data, kind
 
     def storage(self, name: str) -> str:
@@ -134,7 +136,7 @@ def gguf_architectures() -> frozenset[str]:
     return frozenset(BY_GGUF)
 
 
-def _unpaired(data: npt.NDArray[np.generic], heads: int) -> npt.NDArray[np.generic]:
+def _unpair_rows(data: npt.NDArray[np.generic], heads: int) -> npt.NDArray[np.generic]:
     """Undo llama.cpp's row order. Its Llama kernels rotate neighbouring rows (0,1), (2,3), ...; the canonical
     order pairs row i with row i + head_dim / 2. Rows are whole blocks, so that quantised rows can be
     moved."""
@@ -142,12 +144,12 @@ def _unpaired(data: npt.NDArray[np.generic], heads: int) -> npt.NDArray[np.gener
     return paired.swapaxes(1, 2).reshape(data.shape)
 
 
-def _stacked(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _stack_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Matrices of experts, one below the other, as one matrix."""
     return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
 
 
-def _spec(header: GGUFHeader, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpec:
+def _read_spec(header: GGUFHeader, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpec:
     fields = Fields(header.metadata, str(header.path))
     stated = fields.text("general.architecture")
     family = family_of_gguf(stated)
@@ -155,7 +157,7 @@ def _spec(header: GGUFHeader, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpe
     return family.read_gguf(GGUFFile(fields, stated, name, shapes))
 
 
-def _parts(path: Path) -> list[Path]:
+def _find_parts(path: Path) -> list[Path]:
     """The files of a model: `path`, or all parts of a model that is split over several, which need not be
     joined. Raises ModelDamaged if one is missing."""
     count = open_header(path).metadata.get("split.count")

@@ -34,14 +34,14 @@ _SHARED = ("architectures", "quantization_config", "quantization")
 class HuggingFaceCheckpoint(Checkpoint):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        config, extra = _configuration(folder)
-        _family(config)  # report an unsupported model before missing files
+        config, extra = _read_configuration(folder)
+        _find_family(config)  # report an unsupported model before missing files
         self._paths = _weight_files(folder)
         self._home: dict[str, tuple[SafetensorsFile, str]] = {}  # by name without the text part's prefix
         for path in self._paths:
             file = SafetensorsFile(path)
             self._home.update({_text_name(name): (file, name) for name in file.entries})
-        self.spec = read_spec(config, extra, _name(folder), tied=HEAD not in self._home)
+        self.spec = read_spec(config, extra, _model_name(folder), tied=HEAD not in self._home)
         self._scales = BlockScales.of(config) if quantisation_method(config) == "fp8" else None
         self._groups = AffineGroups.of(config)
         # Hybrids in MLX's layout: convolutions have their channel last, and norms include the one.
@@ -128,7 +128,7 @@ class HuggingFaceCheckpoint(Checkpoint):
             return read_fp8(file.array(stored), scale[0].tensor(scale[1]), self._scales), "F32"
         if (groups := self._groups_of(name)) is not None:
             if groups.mode == "mxfp4":
-                return self._mxfp4(name), "MXFP4"
+                return self._mxfp4_blocks(name), "MXFP4"
             return groups.read(*self._group_parts(name)), "F32"
         values, kind = file.raw(stored)
         if source.flat:
@@ -177,7 +177,7 @@ class HuggingFaceCheckpoint(Checkpoint):
             return None
         return self._groups.named(name)
 
-    def _mxfp4(self, name: str) -> npt.NDArray[np.uint8]:
+    def _mxfp4_blocks(self, name: str) -> npt.NDArray[np.uint8]:
         """MLX's words of codes and their scales as GGUF's blocks."""
         file, stored = self._home[name]
         place = self._home[f"{name.removesuffix('.weight')}.scales"]
@@ -217,10 +217,10 @@ def _text_name(name: str) -> str:
 
 def configured_spec(folder: Path) -> ModelSpec:
     """The spec of a folder's configuration, without weights. Raises UnsupportedModel or ModelDamaged."""
-    return read_spec(*_configuration(folder), _name(folder))
+    return read_spec(*_read_configuration(folder), _model_name(folder))
 
 
-def _configuration(folder: Path) -> tuple[Fields, Fields]:
+def _read_configuration(folder: Path) -> tuple[Fields, Fields]:
     config = Fields(_read_json(folder / "config.json"), str(folder / "config.json"))
     generation = folder / "generation_config.json"
     return config, Fields(_read_json(generation) if generation.exists() else {}, str(generation))
@@ -228,14 +228,14 @@ def _configuration(folder: Path) -> tuple[Fields, Fields]:
 
 def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = False) -> ModelSpec:
     """The spec of a config.json and generation_config.json. `tied`: the default of tie_word_embeddings."""
-    family = _family(config)
+    family = _find_family(config)
     if "text_config" in config:  # with pictures or sound: the text part alone
         above = {key: config.get(key) for key in _SHARED if key in config}
         config = config.table("text_config").merged(above)
     return family.read_config(ConfigFile(config, generation, name, tied))
 
 
-def _family(config: Fields) -> Family:
+def _find_family(config: Fields) -> Family:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or not name.isprintable():
@@ -243,7 +243,7 @@ def _family(config: Fields) -> Family:
     return family_of_config(name)
 
 
-def _name(folder: Path) -> str:
+def _model_name(folder: Path) -> str:
     """The folder's name; in the hub's cache, where folders are named by revision, the repository's."""
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return folder.parent.parent.name.rpartition("--")[2]

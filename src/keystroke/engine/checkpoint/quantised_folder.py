@@ -128,7 +128,7 @@ def read_mxfp4(blocks: UInt8, scales: UInt8) -> UInt8:
     return out.reshape(rows, -1)
 
 
-def _e4m3() -> Float32:
+def _e4m3_values() -> Float32:
     """The value of every byte: sign, four bits of exponent (bias 7), three of fraction; 0x7F is no number."""
     byte = np.arange(256)
     exponent, fraction = byte >> 3 & 15, byte & 7
@@ -138,4 +138,4 @@ def _e4m3() -> Float32:
     return np.where(byte < 128, values, -values).astype(np.float32)
 
 
-_E4M3 = _e4m3()
+_E4M3 = _e4m3_values()

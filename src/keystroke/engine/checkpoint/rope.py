@@ -32,30 +32,32 @@ def inverse_frequencies(spec: ModelSpec) -> Float64:
     frequencies = rope.theta ** -(np.arange(0, size, 2, dtype=np.float64) / size)
     if rope.divisors:
         frequencies = frequencies / np.asarray(rope.divisors, dtype=np.float64)
-        return frequencies if rope.scaling in (None, "llama3") else _scaled(frequencies, rope, size)
-    return _scaled(frequencies, rope, size)
+        return (
+            frequencies if rope.scaling in (None, "llama3") else _scale_frequencies(frequencies, rope, size)
+        )
+    return _scale_frequencies(frequencies, rope, size)
 
 
-def _scaled(frequencies: Float64, rope: RopeSpec, size: int) -> Float64:
+def _scale_frequencies(frequencies: Float64, rope: RopeSpec, size: int) -> Float64:
     match rope.scaling:
         case None:
             return frequencies
         case "linear":
             return frequencies / rope.factor
         case "llama3":
-            return _llama3(frequencies, rope)
+            return _scale_llama3(frequencies, rope)
         case "yarn":
-            return _yarn(frequencies, rope, size)
+            return _scale_yarn(frequencies, rope, size)
 
 
-def _llama3(frequencies: Float64, rope: RopeSpec) -> Float64:
+def _scale_llama3(frequencies: Float64, rope: RopeSpec) -> Float64:
     """Keep short wavelengths, divide long ones by the factor, and blend those between."""
     turns = rope.original_context * frequencies / (2 * math.pi)  # full turns within the original context
     kept = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
     return frequencies * (kept + (1 - kept) / rope.factor)
 
 
-def _yarn(frequencies: Float64, rope: RopeSpec, size: int) -> Float64:
+def _scale_yarn(frequencies: Float64, rope: RopeSpec, size: int) -> Float64:
     """Like llama3, but blended linearly over the dimensions between two numbers of turns."""
 
     def dimension(turns: float) -> float:

@@ -56,15 +56,15 @@ def family_of(architecture: Architecture) -> Family:
 
 def family_of_config(name: str) -> Family:
     """The family of an architecture in config.json. Raises UnsupportedModel."""
-    return _known(_BY_CONFIG, name)
+    return _look_up(_BY_CONFIG, name)
 
 
 def family_of_gguf(name: str) -> Family:
     """The family of an architecture in a GGUF file. Raises UnsupportedModel."""
-    return _known(BY_GGUF, name)
+    return _look_up(BY_GGUF, name)
 
 
-def _known(known: Mapping[str, Family], name: str) -> Family:
+def _look_up(known: Mapping[str, Family], name: str) -> Family:
     if name in _REFUSED:
         raise UnsupportedModel(f"{_REFUSED[name]}; {ELSEWHERE}")
     if name not in known:

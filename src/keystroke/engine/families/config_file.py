@@ -45,7 +45,7 @@ def read_llama(
     context = config.integer("max_position_embeddings", 1 << 30)
     span, local = read_windows(config, layers, context, windowed, window, linear="delta" in changes)
     rope, window_rope = ropes or (read_rope(config, context, theta), None)
-    partial = _partial(config)
+    partial = _partial_factor(config)
     if rope.scaling == "yarn":  # the stated context may be the one before or after scaling
         context = max(context, round(rope.factor * rope.original_context))
     eos = {*config.tokens("eos_token_id", vocab_size), *generation.tokens("eos_token_id", vocab_size)}
@@ -82,14 +82,14 @@ def read_llama(
 
 def partial_rotary(config: Fields, head_dim: int, usual: float) -> int:
     """How many dimensions of a head are rotated; 0 for all."""
-    factor = _partial(config, usual)
+    factor = _partial_factor(config, usual)
     if not 0 < factor <= 1:
         raise ModelDamaged(f"{config.origin} rotates {factor} of each head; download it again")
     size = int(head_dim * factor)
     return 0 if size == head_dim else size
 
 
-def _partial(config: Fields, usual: float = 1.0) -> float:
+def _partial_factor(config: Fields, usual: float = 1.0) -> float:
     table = config.table("rope_parameters" if "rope_parameters" in config else "rope_scaling")
     return table.number("partial_rotary_factor", config.number("partial_rotary_factor", usual))
 
@@ -187,7 +187,7 @@ def scaled_rope(table: Fields, theta: float, context: int) -> RopeSpec:
             original = table.integer("original_max_position_embeddings", 1 << 30, default=context)
             factor = table.number("factor", context / original)
             implied = yarn_attention_factor(
-                factor, _optional(table, "mscale"), _optional(table, "mscale_all_dim")
+                factor, _number_or_zero(table, "mscale"), _number_or_zero(table, "mscale_all_dim")
             )
             return RopeSpec(
                 theta,
@@ -198,13 +198,13 @@ def scaled_rope(table: Fields, theta: float, context: int) -> RopeSpec:
                 beta_slow=table.number("beta_slow", 1.0),
                 truncate=table.flag("truncate", True),
                 attention_factor=table.number("attention_factor", implied),
-                query_growth=_optional(table, "llama_4_scaling_beta"),
+                query_growth=_number_or_zero(table, "llama_4_scaling_beta"),
             )
         case _:
             raise UnsupportedModel(f"the rotary scaling {kind!r} is not one this engine runs; {ELSEWHERE}")
 
 
-def _optional(table: Fields, key: str) -> float:
+def _number_or_zero(table: Fields, key: str) -> float:
     return table.number(key) if table.get(key) else 0.0
 
 

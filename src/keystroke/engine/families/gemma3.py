@@ -25,7 +25,7 @@ def read_config(file: ConfigFile) -> ModelSpec:
     return read_llama(
         file,
         "gemma3",
-        ropes=_ropes(config),
+        ropes=_read_ropes(config),
         windowed=frozenset(n for n in range(layers) if (n + 1) % every),
         window=_WINDOW,
         activations=("hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",)),
@@ -38,7 +38,7 @@ def read_config(file: ConfigFile) -> ModelSpec:
     )
 
 
-def _ropes(config: Fields) -> tuple[RopeSpec, RopeSpec]:
+def _read_ropes(config: Fields) -> tuple[RopeSpec, RopeSpec]:
     """The rotary embeddings of full and windowed layers, in both formats of the configuration."""
     context = config.integer("max_position_embeddings", 1 << 30)
     if (both := read_two_ropes(config, context, (_THETA, _LOCAL_THETA))) is not None:

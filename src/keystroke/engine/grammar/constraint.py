@@ -42,12 +42,12 @@ class FreeText:
     def state_key(self, text: bytes) -> bytes | None:
         """A key for the end of the free text `text` (all of it, or its last hundreds of tokens); None if it
         is not known. Two texts with the same key allow the same next tokens."""
-        if _patterned(self.opening).fullmatch(text):
+        if _compile_pattern(self.opening).fullmatch(text):
             found = b"^" + text
-        elif _patterned(_BLANKS).search(text):
+        elif _compile_pattern(_BLANKS).search(text):
             return None  # the pending text may have begun earlier
         else:
-            match = _patterned(self.pending).search(text)
+            match = _compile_pattern(self.pending).search(text)
             found = b"" if match is None else match[0]
         return found if len(found) <= _LONGEST_PLACE else None
 
@@ -57,7 +57,7 @@ _LONGEST_PLACE = 200  # bytes
 
 
 @cache
-def _patterned(pattern: str) -> re.Pattern[bytes]:
+def _compile_pattern(pattern: str) -> re.Pattern[bytes]:
     return re.compile(pattern.encode(), re.DOTALL)
 
 
@@ -92,8 +92,8 @@ def json_schema(
         what = "false, which nothing can meet" if schema is False else f"a {type(schema).__name__}"
         raise GrammarError.of(origin, f"is {what}; send a JSON Schema object.")
     _check_shape(schema, origin)
-    styled = {**_tightened(schema), "x-guidance": {**_STYLE, "lenient": not strict}}
-    return Constraint((_part("json_schema", styled, "answer", origin, LARGEST_SCHEMA),), origin)
+    styled = {**_forbid_leap_seconds(schema), "x-guidance": {**_STYLE, "lenient": not strict}}
+    return Constraint((_make_part("json_schema", styled, "answer", origin, LARGEST_SCHEMA),), origin)
 
 
 def any_json(*, origin: str = "json_object") -> Constraint:
@@ -103,7 +103,7 @@ def any_json(*, origin: str = "json_object") -> Constraint:
 
 def lark(text: str, *, origin: str = "grammar") -> Constraint:
     """The language of a Lark grammar with the start rule `start`."""
-    return Constraint((_part("lark_grammar", text, "answer", origin, LARGEST_GRAMMAR),), origin)
+    return Constraint((_make_part("lark_grammar", text, "answer", origin, LARGEST_GRAMMAR),), origin)
 
 
 def regex(pattern: str, *, origin: str = "regex") -> Constraint:
@@ -129,7 +129,7 @@ def gbnf(text: str, *, origin: str = "grammar") -> Constraint:
     except GrammarError:
         raise
     except Exception as error:  # the converter raises whatever its own parsing meets
-        raise GrammarError.of(origin, f"is not a GBNF grammar: {_line(error)}.") from error
+        raise GrammarError.of(origin, f"is not a GBNF grammar: {_first_line(error)}.") from error
 
 
 def choice(words: Sequence[str], *, origin: str = "choice") -> Constraint:
@@ -147,25 +147,25 @@ def with_prefix(text: str, constraint: Constraint) -> Constraint:
     return Constraint((whole, *constraint.parts), constraint.origin)
 
 
-def _tightened(schema: Any) -> Any:
+def _forbid_leap_seconds(schema: Any) -> Any:
     """The schema without leap seconds, which the compiler allows at any time and most validators reject."""
     if isinstance(schema, list):
-        return [_tightened(one) for one in schema]
+        return [_forbid_leap_seconds(one) for one in schema]
     if not isinstance(schema, Mapping):
         return schema
-    tight = {key: value if key in _DATA else _tightened(value) for key, value in schema.items()}
+    tight = {key: value if key in _DATA else _forbid_leap_seconds(value) for key, value in schema.items()}
     if tight.get("format") in ("date-time", "time") and "pattern" not in tight and "properties" not in tight:
         tight["pattern"] = _NO_LEAP
     return tight
 
 
-def _part(kind: str, value: Any, name: str, origin: str, largest: int) -> str:
+def _make_part(kind: str, value: Any, name: str, origin: str, largest: int) -> str:
     if kind == "lark_grammar":
         _check_size(value, origin, largest)
     try:
         part = json.dumps({"name": name, kind: value}, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise GrammarError.of(origin, f"is not JSON: {_line(error)}.") from error
+        raise GrammarError.of(origin, f"is not JSON: {_first_line(error)}.") from error
     _check_size(part, origin, 2 * largest)  # escapes make a text longer
     return part
 
@@ -202,5 +202,5 @@ def _check_shape(schema: Mapping[str, Any], origin: str) -> None:
     )
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__

@@ -55,7 +55,7 @@ def escape_grammar(grammar: str, origin: str = "grammar") -> str:
     """The Lark grammar of `grammar`'s texts between the quotes of a JSON string. Raises GrammarError if there
     is no exact equivalent; a grammar that is not regular fails to compile."""
 
-    def rewritten(match: re.Match[str]) -> str:
+    def rewrite(match: re.Match[str]) -> str:
         if match["comment"] or match["alias_of_line"]:
             return ""
         if match["rule"]:
@@ -65,18 +65,22 @@ def escape_grammar(grammar: str, origin: str = "grammar") -> str:
         if match["import"]:
             if match["name"] not in _COMMON:
                 raise GrammarError.of(origin, f"imports common.{match['name']}, which is unknown.")
-            return f"{match['alias'] or match['name']}: /{_regex(_COMMON[match['name']], '', origin)}/"
+            return (
+                f"{match['alias'] or match['name']}: /{_rewrite_regex(_COMMON[match['name']], '', origin)}/"
+            )
         if match["range"]:
-            first, last = (_text(part, origin) for part in re.findall(r'"(?:\\.|[^"\\\n])"', match["range"]))
-            return f"/{_regex(f'[{re.escape(first)}-{re.escape(last)}]', '', origin)}/"
+            first, last = (
+                _literal_value(part, origin) for part in re.findall(r'"(?:\\.|[^"\\\n])"', match["range"])
+            )
+            return f"/{_rewrite_regex(f'[{re.escape(first)}-{re.escape(last)}]', '', origin)}/"
         if match["text"]:
-            return json.dumps(_escaped(_text(match["text"], origin)), ensure_ascii=False)
-        return f"/{_regex(match['regex'][1:-1], match['flags'], origin)}/"
+            return json.dumps(_escape_text(_literal_value(match["text"], origin)), ensure_ascii=False)
+        return f"/{_rewrite_regex(match['regex'][1:-1], match['flags'], origin)}/"
 
-    return f"start: RULE_START\n{_TERMINAL.sub(rewritten, grammar)}"
+    return f"start: RULE_START\n{_TERMINAL.sub(rewrite, grammar)}"
 
 
-def _text(literal: str, origin: str) -> str:
+def _literal_value(literal: str, origin: str) -> str:
     try:
         value = ast.literal_eval(literal)
     except (SyntaxError, ValueError) as error:
@@ -84,14 +88,14 @@ def _text(literal: str, origin: str) -> str:
     return str(value)
 
 
-def _escaped(text: str) -> str:
+def _escape_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _regex(pattern: str, flags: str, origin: str) -> str:
+def _rewrite_regex(pattern: str, flags: str, origin: str) -> str:
     if set(flags) - {"s"}:
         raise GrammarError.of(origin, "has a pattern with flags, which cannot be rewritten.")
-    return _rewritten_pattern(pattern.replace(r"\/", "/"), "s" in flags, origin).replace("/", r"\/")
+    return _rewrite_pattern(pattern.replace(r"\/", "/"), "s" in flags, origin).replace("/", r"\/")
 
 
 _PIECE = re.compile(
@@ -110,7 +114,7 @@ _PIECE = re.compile(
 )
 
 
-def _rewritten_pattern(pattern: str, dotall: bool, origin: str) -> str:
+def _rewrite_pattern(pattern: str, dotall: bool, origin: str) -> str:
     """The pattern with its structure unchanged and its characters escaped."""
     out: list[str] = []
     scopes = [dotall]  # whether a dot matches line ends, for each open group
@@ -135,17 +139,17 @@ def _rewritten_pattern(pattern: str, dotall: bool, origin: str) -> str:
         elif kind == "dotall":
             scopes[-1] = True
         elif kind == "any":
-            out.append(_class(r"[\x{0}-\x{10ffff}]" if scopes[-1] else r"[^\n]"))
+            out.append(_character_class(r"[\x{0}-\x{10ffff}]" if scopes[-1] else r"[^\n]"))
         elif kind == "set":
-            out.append(_class(_set(text, origin)))
+            out.append(_character_class(_rewrite_set(text, origin)))
         elif kind == "category":
-            out.append(_class(f"[{_CATEGORIES[text]}]"))
+            out.append(_character_class(f"[{_CATEGORIES[text]}]"))
         elif kind != "place":  # anchors: a terminal is always matched whole
-            out.append(re.escape(_escaped(_character(text))))
+            out.append(re.escape(_escape_text(_character(text))))
     return "".join(out)
 
 
-def _set(text: str, origin: str) -> str:
+def _rewrite_set(text: str, origin: str) -> str:
     """A character set in the notation that both regex libraries accept."""
     if _OPERATION.search(text[1:-1]):
         raise GrammarError.of(
@@ -169,8 +173,8 @@ def _character(text: str) -> str:
     return {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}.get(text[1], text[1])
 
 
-def _class(written: str) -> str:
+def _character_class(written: str) -> str:
     """A pattern for one character of a set: plain characters as they are, the others escaped."""
     python = re.sub(r"\\x\{([0-9a-f]+)\}", lambda m: rf"\U{int(m[1], 16):08x}", written)
-    escapes = [re.escape(_escaped(c)) for c in _ESCAPED if re.fullmatch(python, c)]
+    escapes = [re.escape(_escape_text(c)) for c in _ESCAPED if re.fullmatch(python, c)]
     return f"(?:{'|'.join([f'[{written}&&{_PLAIN}]', *escapes])})"

@@ -148,7 +148,7 @@ class Matcher:
 
     def row(self, index: int) -> Mask:
         self._walk(index)
-        return self._masked()
+        return self._compute_mask()
 
     def permits(self, index: int, token: int) -> bool:
         self._walk(index)
@@ -216,7 +216,7 @@ class Matcher:
         self._automaton.consume_token(token)
         self._note_failure()
 
-    def _masked(self) -> Mask:
+    def _compute_mask(self) -> Mask:
         mask = self._mask
         must = self.forced_tokens()
         if must:
@@ -237,7 +237,7 @@ class Matcher:
     def _compute(self) -> None:
         """Compute the mask. In free text it is cached by the end of the text for all answers, since computing
         it takes longer than a step for a large vocabulary."""
-        place = self._place()
+        place = self._state_key()
         # After `begun`, a token may extend into text that only this grammar allows.
         shared = place is not None and self._free is not None and self._free.begun not in place
         masks = self._vocabulary.masks if shared else self._grammar.masks
@@ -251,7 +251,7 @@ class Matcher:
         if place is not None and self.failure is None:
             masks.store(key, self._mask)
 
-    def _place(self) -> bytes | None:
+    def _state_key(self) -> bytes | None:
         """The key of the state in free text; None elsewhere."""
         if self._free is None or self._held_from is not None:
             return None

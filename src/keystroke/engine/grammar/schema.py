@@ -21,11 +21,11 @@ def failing_pointer(parts: Sequence[str], failure: Callable[[str], str | None]) 
     for part in parts:
         schema = json.loads(part).get("json_schema")
         if isinstance(schema, Mapping):
-            return _innermost(schema, failure)
+            return _innermost_failure(schema, failure)
     return None
 
 
-def _innermost(root: Mapping[str, Any], failure: Callable[[str], str | None]) -> str | None:
+def _innermost_failure(root: Mapping[str, Any], failure: Callable[[str], str | None]) -> str | None:
     shared = {key: root[key] for key in ("$defs", "definitions", "x-guidance") if key in root}
     until = time.monotonic() + _SECONDS
 
@@ -48,7 +48,7 @@ def _subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
         return
     for key in _NAMED:
         if isinstance(schema.get(key), Mapping):
-            yield from ((f"/{key}/{_escaped(name)}", inner) for name, inner in schema[key].items())
+            yield from ((f"/{key}/{_escape_pointer(name)}", inner) for name, inner in schema[key].items())
     for key in _LISTS:
         if isinstance(schema.get(key), list):
             yield from ((f"/{key}/{i}", inner) for i, inner in enumerate(schema[key]))
@@ -62,7 +62,7 @@ def endless_pointer(parts: Sequence[str]) -> str | None:
     for part in parts:
         schema = json.loads(part).get("json_schema") if '"$ref"' in part else None
         if isinstance(schema, Mapping):
-            return _Finite(schema).unmet()
+            return _Finite(schema).unmet_reference()
     return None
 
 
@@ -75,7 +75,7 @@ class _Finite:
         self._met: set[str] = set()  # references known to be satisfiable
         self._left = _LOOKS
 
-    def unmet(self) -> str | None:
+    def unmet_reference(self) -> str | None:
         """A required reference that cannot be satisfied; None if there is none."""
         targets = {name: resolve_reference(self._root, name) for name in _references(self._root)}
         growing = True
@@ -94,29 +94,31 @@ class _Finite:
         return (
             ("$ref" not in schema or schema["$ref"] in self._met)
             and all(self._meets(s) for s in as_list(schema.get("allOf")))
-            and self._any(schema.get("anyOf"))
-            and self._any(schema.get("oneOf"))
-            and self._kind(schema)
+            and self._meets_any(schema.get("anyOf"))
+            and self._meets_any(schema.get("oneOf"))
+            and self._meets_kind(schema)
         )
 
-    def _any(self, schemas: Any) -> bool:
+    def _meets_any(self, schemas: Any) -> bool:
         return not as_list(schemas) or any(self._meets(s) for s in as_list(schemas))
 
-    def _kind(self, schema: Mapping[str, Any]) -> bool:
+    def _meets_kind(self, schema: Mapping[str, Any]) -> bool:
         kinds = schema.get("type")
         kinds = [kinds] if isinstance(kinds, str) else as_list(kinds)
         if not kinds or any(kind not in ("object", "array") for kind in kinds):
             return True
-        return any(self._object(schema) if kind == "object" else self._array(schema) for kind in kinds)
+        return any(
+            self._meets_object(schema) if kind == "object" else self._meets_array(schema) for kind in kinds
+        )
 
-    def _object(self, schema: Mapping[str, Any]) -> bool:
+    def _meets_object(self, schema: Mapping[str, Any]) -> bool:
         properties = schema.get("properties")
         if not isinstance(properties, Mapping):
             return True
         needed = [n for n in as_list(schema.get("required")) if isinstance(n, str) and n in properties]
         return all(self._meets(properties[name]) for name in needed)
 
-    def _array(self, schema: Mapping[str, Any]) -> bool:
+    def _meets_array(self, schema: Mapping[str, Any]) -> bool:
         least = schema.get("minItems", 0)
         return not (isinstance(least, int) and least > 0) or self._meets(schema.get("items"))
 
@@ -130,5 +132,5 @@ def _references(value: Any) -> set[str]:
     return found.union(*map(_references, value.values()))
 
 
-def _escaped(name: str) -> str:
+def _escape_pointer(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")

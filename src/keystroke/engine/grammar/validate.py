@@ -42,31 +42,31 @@ def schema_violation(
     if isinstance(schema.get("$ref"), str) and (why := inner(resolve_reference(root, schema["$ref"]), value)):
         return why
     checks: tuple[Callable[[Mapping[str, Any], Any, Inner, str], Iterator[str | None]], ...]
-    checks = (_kind, _alternatives)
+    checks = (_check_kind, _check_alternatives)
     if isinstance(value, dict):
-        checks += (_object,)
+        checks += (_check_object,)
     elif isinstance(value, list):
-        checks += (_array,)
+        checks += (_check_array,)
     elif isinstance(value, str):
-        checks += (_string,)
-    elif _is("number", value):
-        checks += (_number,)
+        checks += (_check_string,)
+    elif _is_type("number", value):
+        checks += (_check_number,)
     return next((why for check in checks for why in check(schema, value, inner, at) if why), None)
 
 
-def _kind(schema: Mapping[str, Any], value: Any, _inner: Inner, at: str) -> Iterator[str | None]:
+def _check_kind(schema: Mapping[str, Any], value: Any, _inner: Inner, at: str) -> Iterator[str | None]:
     kinds = schema.get("type")
     if kinds is not None and not any(
-        _is(kind, value) for kind in ([kinds] if isinstance(kinds, str) else kinds)
+        _is_type(kind, value) for kind in ([kinds] if isinstance(kinds, str) else kinds)
     ):
         yield f"{at} must be {kinds if isinstance(kinds, str) else ' or '.join(kinds)}"
-    if "const" in schema and not _equal(value, schema["const"]):
+    if "const" in schema and not _is_equal(value, schema["const"]):
         yield f"{at} must be {json.dumps(schema['const'])[:80]}"
-    if isinstance(schema.get("enum"), list) and not any(_equal(value, one) for one in schema["enum"]):
+    if isinstance(schema.get("enum"), list) and not any(_is_equal(value, one) for one in schema["enum"]):
         yield f"{at} must be one of {json.dumps(schema['enum'])[:80]}"
 
 
-def _alternatives(schema: Mapping[str, Any], value: Any, inner: Inner, at: str) -> Iterator[str | None]:
+def _check_alternatives(schema: Mapping[str, Any], value: Any, inner: Inner, at: str) -> Iterator[str | None]:
     for below in as_list(schema.get("allOf")):
         yield inner(below, value)
     for key in ("anyOf", "oneOf"):
@@ -80,19 +80,21 @@ def _alternatives(schema: Mapping[str, Any], value: Any, inner: Inner, at: str) 
         yield inner(schema.get("then" if inner(schema["if"], value) is None else "else", True), value)
 
 
-def _object(schema: Mapping[str, Any], value: dict[str, Any], inner: Inner, at: str) -> Iterator[str | None]:
+def _check_object(
+    schema: Mapping[str, Any], value: dict[str, Any], inner: Inner, at: str
+) -> Iterator[str | None]:
     for name in as_list(schema.get("required")):
         if name not in value:
             yield f"{at} lacks {name}"
     if not schema.get("minProperties", 0) <= len(value) <= schema.get("maxProperties", len(value)):
         yield f"{at} has {len(value)} members"
-    for name, needed in _mapping(schema.get("dependentRequired")).items():
+    for name, needed in _as_mapping(schema.get("dependentRequired")).items():
         if name in value and (lacking := [one for one in as_list(needed) if one not in value]):
             yield f"{at} lacks {lacking[0]}"
-    for name, below in _mapping(schema.get("dependentSchemas")).items():
+    for name, below in _as_mapping(schema.get("dependentSchemas")).items():
         if name in value:
             yield inner(below, value)
-    known, patterns = _mapping(schema.get("properties")), _mapping(schema.get("patternProperties"))
+    known, patterns = _as_mapping(schema.get("properties")), _as_mapping(schema.get("patternProperties"))
     for name, item in value.items():
         if "propertyNames" in schema and inner(schema["propertyNames"], name) is not None:
             yield f"{at} has a member {name[:80]}"
@@ -103,11 +105,11 @@ def _object(schema: Mapping[str, Any], value: dict[str, Any], inner: Inner, at: 
             yield inner(below, item, f"/{name}")
 
 
-def _array(schema: Mapping[str, Any], value: list[Any], inner: Inner, at: str) -> Iterator[str | None]:
+def _check_array(schema: Mapping[str, Any], value: list[Any], inner: Inner, at: str) -> Iterator[str | None]:
     if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
         yield f"{at} has {len(value)} items"
     if schema.get("uniqueItems") is True and any(
-        _equal(one, other) for index, one in enumerate(value) for other in value[:index]
+        _is_equal(one, other) for index, one in enumerate(value) for other in value[:index]
     ):
         yield f"{at} has an item twice"
     first = as_list(schema.get("prefixItems"))
@@ -120,7 +122,7 @@ def _array(schema: Mapping[str, Any], value: list[Any], inner: Inner, at: str) -
             yield f"{at} contains what it must {met} times"
 
 
-def _string(schema: Mapping[str, Any], value: str, _inner: Inner, at: str) -> Iterator[str | None]:
+def _check_string(schema: Mapping[str, Any], value: str, _inner: Inner, at: str) -> Iterator[str | None]:
     if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
         yield f"{at} has {len(value)} characters"
     pattern = schema.get("pattern")
@@ -128,7 +130,7 @@ def _string(schema: Mapping[str, Any], value: str, _inner: Inner, at: str) -> It
         yield f"{at} does not match {pattern[:80]}"
 
 
-def _number(schema: Mapping[str, Any], value: float, _inner: Inner, at: str) -> Iterator[str | None]:
+def _check_number(schema: Mapping[str, Any], value: float, _inner: Inner, at: str) -> Iterator[str | None]:
     low, high, step = (_bound(schema, key) for key in ("exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
     if (
         not schema.get("minimum", value) <= value <= schema.get("maximum", value)
@@ -147,7 +149,7 @@ def _bound(schema: Mapping[str, Any], key: str) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _is(kind: str, value: Any) -> bool:
+def _is_type(kind: str, value: Any) -> bool:
     if kind == "integer":
         return (isinstance(value, int) and not isinstance(value, bool)) or (
             isinstance(value, float) and value.is_integer()
@@ -158,14 +160,14 @@ def _is(kind: str, value: Any) -> bool:
     return kind not in types or isinstance(value, types[kind])
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _is_equal(one: Any, other: Any) -> bool:
     """JSON equality: 1 equals 1.0 but not true."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(_is_equal, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
     return bool(one == other)
 
 
@@ -195,5 +197,5 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}

@@ -132,16 +132,16 @@ class MlxDraftHead(MlxDrafter):
         scale = self._config.head_dim**-0.5
         out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale)
         stream = before + self._out(out.swapaxes(1, 2).reshape(1, 1, -1))
-        return stream + self._network(self._normed(stream, "mlp_norm")), now
+        return stream + self._network(self._normalise(stream, "mlp_norm")), now
 
     def logits(self, stream: mx.array) -> mx.array:
-        return self._rows(self._normed(stream, "norm"))
+        return self._rows(self._normalise(stream, "norm"))
 
     def _queries(
         self, embedded: mx.array, before: mx.array, start: int, kept: LayerCache
     ) -> tuple[mx.array, LayerCache]:
         config, rows, rotate = self._config, embedded.shape[1], self._model.rotate
-        both = [self._normed(embedded, "token_norm"), self._normed(before, "hidden_norm")]
+        both = [self._normalise(embedded, "token_norm"), self._normalise(before, "hidden_norm")]
         width, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         parts = split_products(self._qkv, mx.concatenate(both, axis=-1), [width, width + keys])
         q, k, v = (part.reshape(1, rows, -1, config.head_dim).swapaxes(1, 2) for part in parts)
@@ -152,5 +152,5 @@ class MlxDraftHead(MlxDrafter):
         )
         return rotate(q, start, 0), now
 
-    def _normed(self, x: mx.array, name: str) -> mx.array:
+    def _normalise(self, x: mx.array, name: str) -> mx.array:
         return mx.fast.rms_norm(x, self._norms[name], self._config.norm_eps)

@@ -166,18 +166,18 @@ class MlxLayer:
 
     def __call__(self, x: mx.array, start: int, kept: LayerCache) -> tuple[mx.array, LayerCache]:
         attend = self._attend if self._model.spec.latent is None else self._attend_latents
-        attended, now = attend(self._normed(x), start, kept)
-        return self._added(x, attended), now
+        attended, now = attend(self._normalise(x), start, kept)
+        return self._add_residual(x, attended), now
 
     def recur(self, x: mx.array, state: DeltaState, drafted: int) -> tuple[mx.array, DeltaRun]:
         assert self.delta is not None
-        out, run = self.delta(self._normed(x), state, drafted)
-        return self._added(x, out), run
+        out, run = self.delta(self._normalise(x), state, drafted)
+        return self._add_residual(x, out), run
 
-    def _normed(self, x: mx.array) -> mx.array:
+    def _normalise(self, x: mx.array) -> mx.array:
         return self._model.norm(x, f"{self._at}.input_layernorm")
 
-    def _added(self, x: mx.array, attended: mx.array) -> mx.array:
+    def _add_residual(self, x: mx.array, attended: mx.array) -> mx.array:
         """The layer's result, from its input and the output of its attention."""
         model, at = self._model, self._at
         if not model.spec.post_norms:

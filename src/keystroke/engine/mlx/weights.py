@@ -289,7 +289,7 @@ def _is_block(kind: str) -> bool:
     return kind not in ("F32", "F16", "BF16")
 
 
-def _half(blocks: Bytes, at: int) -> Floats:
+def _read_half(blocks: Bytes, at: int) -> Floats:
     return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0].astype(np.float32)
 
 
@@ -298,30 +298,30 @@ def _nibbles(data: Bytes) -> Bytes:
     return np.concatenate([data & 15, data >> 4], axis=-1)
 
 
-def _old(blocks: Bytes, size: int, *, minimum: bool, fifth: bool) -> Affine:
+def _unpack_legacy(blocks: Bytes, size: int, *, minimum: bool, fifth: bool) -> Affine:
     rows = len(blocks)
     blocks = blocks.reshape(rows, -1, size)
-    scales, at = _half(blocks, 0), 4 if minimum else 2
+    scales, at = _read_half(blocks, 0), 4 if minimum else 2
     codes = _nibbles(blocks[..., -16:])
     if fifth:
         codes |= np.unpackbits(blocks[..., at : at + 4], axis=-1, bitorder="little") << np.uint8(4)
     middle = 16 if fifth else 8
-    offsets = _half(blocks, 2) if minimum else -middle * scales
+    offsets = _read_half(blocks, 2) if minimum else -middle * scales
     return Affine(codes.reshape(rows, -1), scales, offsets, 5 if fifth else 4)
 
 
 def _q8_0(blocks: Bytes) -> Affine:
     rows = len(blocks)
     blocks = blocks.reshape(rows, -1, 34)
-    scales = _half(blocks, 0)
+    scales = _read_half(blocks, 0)
     return Affine((blocks[..., 2:] ^ np.uint8(128)).reshape(rows, -1), scales, -128 * scales, 8)
 
 
-def _k(blocks: Bytes, size: int, *, fifth: bool) -> Affine:
+def _unpack_k(blocks: Bytes, size: int, *, fifth: bool) -> Affine:
     """Q4_K and Q5_K: 256 weights with six-bit multiples of a scale and a minimum, for each 32."""
     rows = len(blocks)
     blocks = blocks.reshape(rows, -1, size)
-    d, least = _half(blocks, 0), _half(blocks, 2)
+    d, least = _read_half(blocks, 0), _read_half(blocks, 2)
     a, b, c = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     multiples = np.concatenate([a & 63, (c & 15) | ((a >> 6) << 4)], axis=-1)
     minima = np.concatenate([b & 63, (c >> 4) | ((b >> 6) << 4)], axis=-1)
@@ -336,12 +336,12 @@ def _k(blocks: Bytes, size: int, *, fifth: bool) -> Affine:
 
 
 _AFFINE: dict[str, Callable[[Bytes], Affine]] = {
-    "Q4_0": lambda blocks: _old(blocks, 18, minimum=False, fifth=False),
-    "Q4_1": lambda blocks: _old(blocks, 20, minimum=True, fifth=False),
-    "Q5_0": lambda blocks: _old(blocks, 22, minimum=False, fifth=True),
-    "Q5_1": lambda blocks: _old(blocks, 24, minimum=True, fifth=True),
+    "Q4_0": lambda blocks: _unpack_legacy(blocks, 18, minimum=False, fifth=False),
+    "Q4_1": lambda blocks: _unpack_legacy(blocks, 20, minimum=True, fifth=False),
+    "Q5_0": lambda blocks: _unpack_legacy(blocks, 22, minimum=False, fifth=True),
+    "Q5_1": lambda blocks: _unpack_legacy(blocks, 24, minimum=True, fifth=True),
     "Q8_0": _q8_0,
-    "Q4_K": lambda blocks: _k(blocks, 144, fifth=False),
-    "Q5_K": lambda blocks: _k(blocks, 176, fifth=True),
+    "Q4_K": lambda blocks: _unpack_k(blocks, 144, fifth=False),
+    "Q5_K": lambda blocks: _unpack_k(blocks, 176, fifth=True),
 }
 _BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "MXFP4": 4}

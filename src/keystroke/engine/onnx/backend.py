@@ -64,7 +64,7 @@ def load(request: LoadArguments) -> Engine:
             model, stored = _as_stored(checkpoint, settings, progress, adapted=adapter is not None)
         else:
             _check_memory(spec, converted_bytes(spec, PRECISIONS[precision]), precision)
-            own = None if precision == "fp32" else _operators(checkpoint, settings, progress)
+            own = None if precision == "fp32" else _find_operators(checkpoint, settings, progress)
             stored = NativeWeights(own, {}) if own is not None else None
             model = convert_model(
                 checkpoint,
@@ -81,7 +81,7 @@ def load(request: LoadArguments) -> Engine:
         context_length=settings.engine.context or None,
         exact=settings.engine.exact,
         free_memory=available_bytes if settings.engine.kv_budget_mb is None else lambda: None,
-        disk_prefixes=_kept_prefixes(request.path, made, settings),
+        disk_prefixes=_open_prefixes(request.path, made, settings),
     )
     engine = OnnxEngine(OnnxGraph(model, spec, precision, stored, adapter, predictor), options)
     remember_expert_cost(engine, spec.experts, _EXPERTS_SHARE)
@@ -103,7 +103,7 @@ def _as_family(
 
     spec, cache = checkpoint.spec, settings.paths.cache
     if precision != "stored":
-        _needed_operators(checkpoint, settings, progress)  # before minutes of conversion
+        _require_operators(checkpoint, settings, progress)  # before minutes of conversion
         checkpoint = convert_tables(
             checkpoint,
             PRECISIONS[precision],
@@ -130,16 +130,16 @@ def _as_family(
     predictor = (
         convert_stored(checkpoint, native=True, cache=cache, predictor=True) if spec.predictor else None
     )
-    own = _needed_operators(checkpoint, settings, progress)
+    own = _require_operators(checkpoint, settings, progress)
     tables = pack_tables(own, checkpoint, tables, settings.engine.threads)
     return model, NativeWeights(own, tables), predictor
 
 
-def _needed_operators(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> Path:
+def _require_operators(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> Path:
     """The native operators, for a model that needs them. Raises UnsupportedModel."""
     from keystroke.engine.onnx.native import unavailable_reason as native_reason
 
-    own = _operators(checkpoint, settings, progress)
+    own = _find_operators(checkpoint, settings, progress)
     if own is None:
         automatic = settings.engine.kernels == "auto"
         reason = native_reason(settings.paths.cache) if automatic else "engine.kernels is not auto"
@@ -176,7 +176,7 @@ def _as_stored(
             f"{spec.name} has matrices that are not stored as {', '.join(TYPES)}; "
             "set model.precision to int8 or int4, which converts them"
         )
-    own = _operators(checkpoint, settings, progress)
+    own = _find_operators(checkpoint, settings, progress)
     weights = native_weights(checkpoint, own, adapted=adapted) if own is not None else None
     need = sum(table.nbytes for table in weights.tables.values()) if weights else portable_bytes(checkpoint)
     _check_memory(spec, need, "stored")
@@ -190,7 +190,7 @@ def _as_stored(
     return model, weights
 
 
-def _operators(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> Path | None:
+def _find_operators(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> Path | None:
     """The native operators, compiled for this machine; None if unavailable or not wanted."""
     from keystroke.engine.onnx.native import must_compile, operators_library
     from keystroke.engine.onnx.stored import fits_native_operators
@@ -214,7 +214,7 @@ def _kv_budget(settings: Settings) -> int:
     return min(max((free or 2 << 30) // 2, 512 << 20), 16 << 30)
 
 
-def _kept_prefixes(path: Path, made: str, settings: Settings) -> DiskPrefixes | None:
+def _open_prefixes(path: Path, made: str, settings: Settings) -> DiskPrefixes | None:
     """The prefixes on disk for this model; `made` describes how it is run."""
     from keystroke.engine.disk_prefixes import prefixes_of_model
     from keystroke.engine.onnx.precision import FORMAT, OPERATORS

@@ -43,60 +43,60 @@ def read_blocks(stored: UInt8, kind: str) -> Blocks:
 
 
 def _q4_0(stored: UInt8) -> Blocks:
-    block = _cut(stored, 18)
-    return _made(4, _lower_then_upper(block[..., 2:]), _half(block, 0))
+    block = _split_blocks(stored, 18)
+    return _make_blocks(4, _lower_then_upper(block[..., 2:]), _read_half(block, 0))
 
 
 def _q4_1(stored: UInt8) -> Blocks:
-    block = _cut(stored, 20)
-    scale = _half(block, 0)
-    return _made(4, _lower_then_upper(block[..., 4:]), scale, _half(block, 2) + 8 * scale)
+    block = _split_blocks(stored, 20)
+    scale = _read_half(block, 0)
+    return _make_blocks(4, _lower_then_upper(block[..., 4:]), scale, _read_half(block, 2) + 8 * scale)
 
 
 def _q5_0(stored: UInt8) -> Blocks:
-    block = _cut(stored, 22)
-    return _made(8, _with_fifth_bits(block[..., 6:], block[..., 2:6]) + 112, _half(block, 0))
+    block = _split_blocks(stored, 22)
+    return _make_blocks(8, _with_fifth_bits(block[..., 6:], block[..., 2:6]) + 112, _read_half(block, 0))
 
 
 def _q5_1(stored: UInt8) -> Blocks:
-    block = _cut(stored, 24)
-    scale = _half(block, 0)
+    block = _split_blocks(stored, 24)
+    scale = _read_half(block, 0)
     codes = _with_fifth_bits(block[..., 8:], block[..., 4:8]) + 112
-    return _made(8, codes, scale, _half(block, 2) + 16 * scale)
+    return _make_blocks(8, codes, scale, _read_half(block, 2) + 16 * scale)
 
 
 def _q8_0(stored: UInt8) -> Blocks:
-    block = _cut(stored, 34)
-    return _made(8, block[..., 2:] ^ np.uint8(0x80), _half(block, 0))
+    block = _split_blocks(stored, 34)
+    return _make_blocks(8, block[..., 2:] ^ np.uint8(0x80), _read_half(block, 0))
 
 
 def _q4_k(stored: UInt8) -> Blocks:
-    unit = _cut(stored, 144)
+    unit = _split_blocks(stored, 144)
     scale, minimum = _six_bit_scales(unit)
-    return _made(4, _pairs_of_blocks(unit[..., 16:]), scale, 8 * scale - minimum)
+    return _make_blocks(4, _pairs_of_blocks(unit[..., 16:]), scale, 8 * scale - minimum)
 
 
 def _q5_k(stored: UInt8) -> Blocks:
-    unit = _cut(stored, 176)
+    unit = _split_blocks(stored, 176)
     scale, minimum = _six_bit_scales(unit)
     fifth = (unit[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
     codes = _pairs_of_blocks(unit[..., 48:]) + (fifth << 4) + 112
-    return _made(8, codes, scale, 16 * scale - minimum)
+    return _make_blocks(8, codes, scale, 16 * scale - minimum)
 
 
 def _q6_k(stored: UInt8) -> Blocks:
-    unit = _cut(stored, 210)
+    unit = _split_blocks(stored, 210)
     low = unit[..., :128].reshape(*unit.shape[:-1], 2, 2, 32)  # half, piece, weight
     high = unit[..., None, 128:192].reshape(*unit.shape[:-1], 2, 1, 32)
     four = np.concatenate([low & 15, low >> 4], axis=-2)
     two = (high >> np.array([[0], [2], [4], [6]], np.uint8)) & 3
     codes = (four | two << 4).reshape(*unit.shape[:-1], 16, 16) + 96
-    scale = _half(unit, 208) * unit[..., 192:208].view(np.int8).astype(np.float32)
-    return _made(8, codes, scale)
+    scale = _read_half(unit, 208) * unit[..., 192:208].view(np.int8).astype(np.float32)
+    return _make_blocks(8, codes, scale)
 
 
 def _q3_k(stored: UInt8) -> Blocks:
-    unit = _cut(stored, 110)
+    unit = _split_blocks(stored, 110)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     two = (unit[..., 32:96].reshape(*unit.shape[:-1], 2, 1, 32) >> shifts) & 3
     third = (unit[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
@@ -109,27 +109,27 @@ def _q3_k(stored: UInt8) -> Blocks:
         b >> 4 | c >> 6 << 4,
     ]
     multiples = np.concatenate(parts, axis=-1).astype(np.float32) - 32
-    return _made(8, codes.reshape(*unit.shape[:-1], 16, 16) + 124, _half(unit, 108) * multiples)
+    return _make_blocks(8, codes.reshape(*unit.shape[:-1], 16, 16) + 124, _read_half(unit, 108) * multiples)
 
 
 def _mxfp4(stored: UInt8) -> Blocks:
-    block = _cut(stored, 17)
+    block = _split_blocks(stored, 17)
     scale = np.ldexp(np.float32(1), block[..., :1].astype(np.int32) - 128).astype(np.float32)
-    return _made(8, _MXFP4_CODES[_lower_then_upper(block[..., 1:])], scale)
+    return _make_blocks(8, _MXFP4_CODES[_lower_then_upper(block[..., 1:])], scale)
 
 
 def _iq4_nl(stored: UInt8) -> Blocks:
-    block = _cut(stored, 18)
-    return _made(8, _IQ4_CODES[_lower_then_upper(block[..., 2:])], _half(block, 0))
+    block = _split_blocks(stored, 18)
+    return _make_blocks(8, _IQ4_CODES[_lower_then_upper(block[..., 2:])], _read_half(block, 0))
 
 
 def _iq4_xs(stored: UInt8) -> Blocks:
-    unit = _cut(stored, 136)
+    unit = _split_blocks(stored, 136)
     upper = np.ascontiguousarray(unit[..., 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     lower = np.stack([unit[..., 4:8] & 15, unit[..., 4:8] >> 4], axis=-1).reshape(*unit.shape[:-1], 8)
     multiples = (lower | upper.astype(np.uint8) << 4).astype(np.float32) - 32
     nibbles = _lower_then_upper(unit[..., 8:].reshape(*unit.shape[:-1], 8, 16))
-    return _made(8, _IQ4_CODES[nibbles], _half(unit, 0) * multiples)
+    return _make_blocks(8, _IQ4_CODES[nibbles], _read_half(unit, 0) * multiples)
 
 
 # The values of 4-bit codes, plus 128.
@@ -153,7 +153,7 @@ _READERS: dict[str, Callable[[UInt8], Blocks]] = {
 }
 
 
-def _made(bits: int, codes: UInt8, scale: Float32, offset: Float32 | None = None) -> Blocks:
+def _make_blocks(bits: int, codes: UInt8, scale: Float32, offset: Float32 | None = None) -> Blocks:
     """`codes` [rows, ..., block]; `scale` and `offset` one a block."""
     rows, block = codes.shape[0], codes.shape[-1]
     codes = codes.reshape(rows, -1, block)
@@ -168,11 +168,11 @@ def _made(bits: int, codes: UInt8, scale: Float32, offset: Float32 | None = None
     )
 
 
-def _cut(stored: UInt8, size: int) -> UInt8:
+def _split_blocks(stored: UInt8, size: int) -> UInt8:
     return stored.reshape(stored.shape[0], -1, size)
 
 
-def _half(block: UInt8, at: int) -> Float32:
+def _read_half(block: UInt8, at: int) -> Float32:
     """The half-precision number at byte `at` of every block, [rows, blocks, 1]."""
     return np.ascontiguousarray(block[..., at : at + 2]).view("<f2").astype(np.float32)
 
@@ -197,4 +197,4 @@ def _six_bit_scales(unit: UInt8) -> tuple[Float32, Float32]:
     a, b, c = unit[..., 4:8], unit[..., 8:12], unit[..., 12:16]
     scales = np.concatenate([a & 63, (c & 15) | (a >> 6) << 4], axis=-1)
     minima = np.concatenate([b & 63, (c >> 4) | (b >> 6) << 4], axis=-1)
-    return _half(unit, 0) * scales.astype(np.float32), _half(unit, 2) * minima.astype(np.float32)
+    return _read_half(unit, 0) * scales.astype(np.float32), _read_half(unit, 2) * minima.astype(np.float32)

@@ -45,13 +45,13 @@ class ConversionCache:
         approximate size. A failure leaves no entry."""
         label = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60] or "model"
         place = self.folder / f"{label}-{hashlib.sha256(key.encode()).hexdigest()[:20]}"
-        if _intact(place):
+        if _is_intact(place):
             _touch(place)
             return place
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with _lock(self.folder / (place.name + _LOCK)):
-                if not _intact(place):  # another process may have built it meanwhile
+                if not _is_intact(place):  # another process may have built it meanwhile
                     self._make(place, make, needed)
         except OSError as error:
             raise ModelError(
@@ -127,7 +127,7 @@ class ConversionCache:
         return freed
 
 
-def _intact(place: Path) -> bool:
+def _is_intact(place: Path) -> bool:
     """Whether the sizes and sampled hashes of all files match the manifest."""
     try:
         files = json.loads((place / _MANIFEST).read_bytes())["files"]
@@ -167,12 +167,12 @@ def _check_space(folder: Path, needed: int) -> None:
     wanted = needed + needed // 50 + (16 << 20)
     if free < wanted:
         raise ModelError(
-            f"the converted model needs {_size(wanted)} in {folder}, where {_size(free)} are free; "
-            "free some space or choose another cache folder"
+            f"the converted model needs {_format_size(wanted)} in {folder}, where {_format_size(free)} are "
+            "free; free some space or choose another cache folder"
         )
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 

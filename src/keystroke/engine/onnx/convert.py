@@ -59,7 +59,7 @@ def convert_model(
         made = HalfBuilder if native else Builder
         return made(checkpoint, chosen, sink, progress, adapted=adapted).model()
 
-    settings = {"precision": asdict(chosen), "operators": OPERATORS if native else 0, **_adapted(adapted)}
+    settings = {"precision": asdict(chosen), "operators": OPERATORS if native else 0, **_adapter_key(adapted)}
     return _cached_model(
         checkpoint, chosen.name, settings, build, converted_bytes(checkpoint.spec, chosen), cache
     )
@@ -93,14 +93,14 @@ def convert_stored(
 
         return PortableBuilder(checkpoint, STORED, sink, progress, adapted=adapted).model()
 
-    settings = {"precision": "stored", "operators": OPERATORS if native else 0, **_adapted(adapted)}
+    settings = {"precision": "stored", "operators": OPERATORS if native else 0, **_adapter_key(adapted)}
     settings |= {"predictor": 1} if predictor else {}
     room = graph_bytes(checkpoint) + (0 if native else portable_bytes(checkpoint))
     label = "predictor" if predictor else "stored" if native else "portable"
     return _cached_model(checkpoint, label, settings, build, room, cache)
 
 
-def _adapted(adapted: bool) -> dict[str, object]:
+def _adapter_key(adapted: bool) -> dict[str, object]:
     """Part of the cache key; empty without an adapter, so that older entries stay valid."""
     return {"adapted": 1} if adapted else {}
 

@@ -92,7 +92,7 @@ class OnnxEngine(Engine):
         self.exact = options.exact
         tables: dict[str, np.ndarray] = dict(stored.tables) if stored is not None else {}
         if graph.adapter is not None:
-            tables |= _matrices(graph.adapter)
+            tables |= _adapter_inputs(graph.adapter)
         self._tables: dict[str, ort.OrtValue] = {}
         # Models that a plan runs have no other use for the runtime.
         self._plan: StepPlan | None = None
@@ -103,7 +103,7 @@ class OnnxEngine(Engine):
             self.batch_slows = True
         else:
             self._tables = {name: ort.OrtValue.ortvalue_from_numpy(each) for name, each in tables.items()}
-            self._runtime = _open(graph.file, options.threads, stored)
+            self._runtime = _open_session(graph.file, options.threads, stored)
             kinds = {each.name: each.type for each in self._runtime.get_inputs()}
         halves = self._plan is not None or "float16" in kinds[f"key.{spec.attention_layers[0]}"]
         kv: np.dtype[np.floating] = np.dtype(np.float16 if halves else np.float32)
@@ -136,7 +136,7 @@ class OnnxEngine(Engine):
         self._streams: dict[int, tuple[Float32, ort.OrtValue]] = {}
         self.predictor: MtpDrafter | None = None
         if graph.predictor is not None:
-            runtime = _open(graph.predictor, options.threads, stored)
+            runtime = _open_session(graph.predictor, options.threads, stored)
             self.predictor = MtpDrafter(runtime, spec, self._tables)
             self._tables = {name: table for name, table in self._tables.items() if name in kinds}
         self.drafts = self.predictor is not None
@@ -218,7 +218,7 @@ class OnnxEngine(Engine):
             for session, request in zip(sessions, requests, strict=True)
         ]
         steps: list[Step] = []
-        for group in _groups(list(zip(sessions, ready, strict=True))):
+        for group in _group_steps(list(zip(sessions, ready, strict=True))):
             steps += self._step_group(plan, group)
         return steps
 
@@ -624,7 +624,7 @@ class _RunInputs:
         return value
 
 
-def _groups(
+def _group_steps(
     steps: Sequence[tuple[OnnxSession, PreparedStep]],
 ) -> Iterator[list[tuple[OnnxSession, PreparedStep]]]:
     """The steps in their order, divided so that the logits of each group have room."""
@@ -639,7 +639,7 @@ def _groups(
     yield group
 
 
-def _matrices(adapter: AdapterFile) -> dict[str, np.ndarray]:
+def _adapter_inputs(adapter: AdapterFile) -> dict[str, np.ndarray]:
     """An adapter's matrices, transposed, by the names of the graph's inputs."""
     found: dict[str, np.ndarray] = {}
     for (layer, product), (down, up) in adapter.pairs.items():
@@ -648,7 +648,7 @@ def _matrices(adapter: AdapterFile) -> dict[str, np.ndarray]:
     return found
 
 
-def _open(model: Path, threads: int, stored: NativeWeights | None) -> ort.InferenceSession:
+def _open_session(model: Path, threads: int, stored: NativeWeights | None) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

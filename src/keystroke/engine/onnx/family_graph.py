@@ -33,7 +33,7 @@ class FamilyBuilder(StoredBuilder):
     runs_families = True
 
     def _embed(self, ids: str) -> str:
-        table, kind = self._stored(EMBEDDING)
+        table, kind = self._stored_input(EMBEDDING)
         if kind not in PLAIN.values():
             return super()._embed(ids)
         return self._node("PlainRows", [ids, table], ["embed"], domain=DOMAIN, type=kind)[0]
@@ -49,7 +49,9 @@ class FamilyBuilder(StoredBuilder):
         self._constant("minus one", [-1])
         (before,) = self._node("Slice", [stream, "zero", "minus one", "one"], ["mtp.before"])
         (shifted,) = self._node("Concat", ["previous", before], ["mtp.shifted"], axis=1)
-        x = self._norm("mtp.first", self._joined(shifted), "mtp.layers.0.input_layernorm.weight")
+        x = self._norm(
+            "mtp.first", self._join_predictor_inputs(shifted), "mtp.layers.0.input_layernorm.weight"
+        )
         at, spec = "mtp.layers.0.self_attn", self.spec
         pair = self._linear("mtp.kv", x, [f"{at}.k_proj", f"{at}.v_proj"], bias=spec.qkv_bias)
         if spec.qk_norm:
@@ -66,7 +68,7 @@ class FamilyBuilder(StoredBuilder):
         self._append_only(spec.layers, pair)
         return None
 
-    def _joined(self, stream: str) -> str:
+    def _join_predictor_inputs(self, stream: str) -> str:
         """The predictor's input: of the embedding of a token, and the stream of the one before."""
         parts = [
             self._norm(f"mtp.{name}", x, f"mtp.pre_fc_norm_{name}.weight")
@@ -113,13 +115,13 @@ class FamilyBuilder(StoredBuilder):
         return parts[0] if len(parts) == 1 else self._node("Concat", parts, [f"{name}.all"], axis=-1)[0]
 
     def _is_plain(self, source: str) -> bool:
-        return self._stored(f"{source}.weight")[1] in PLAIN.values()
+        return self._stored_input(f"{source}.weight")[1] in PLAIN.values()
 
     def _stored_product(self, name: str, x: str, sources: Sequence[str], bias: bool) -> str:
         return self._product(name, x, sources, bias=bias, gated=False)
 
     def _plain_product(self, name: str, x: str, sources: Sequence[str], bias: bool) -> str:
-        table, kind = self._stored(f"{sources[0]}.weight")
+        table, kind = self._stored_input(f"{sources[0]}.weight")
         added = self._vector(f"{name}.bias", f"{sources[0]}.bias") if bias else ""
         return self._node("PlainMatMul", [x, added, table], [f"{name}.y"], domain=DOMAIN, type=kind)[0]
 
@@ -216,7 +218,7 @@ class FamilyBuilder(StoredBuilder):
 
     def _heads_product(self, name: str, x: str, source: str, width: int, skipped: int) -> str:
         """`width` numbers of every head, after the first `skipped`, with the head's own matrix."""
-        table, kind = self._stored(f"{source}.weight")
+        table, kind = self._stored_input(f"{source}.weight")
         sizes = {"heads": self.spec.heads, "type": kind, "width": width, "skipped": skipped}
         return self._node("HeadsMatMul", [x, table], [f"{name}.y"], domain=DOMAIN, **sizes)[0]
 
@@ -271,7 +273,7 @@ class FamilyBuilder(StoredBuilder):
         sources = [f"{at}.gate_proj", f"{at}.up_proj"]
         if any(map(self._is_plain, sources)):
             gate, up = (self._linear(f"{name}.{i}", x, [s], bias=bias) for i, s in enumerate(sources))
-            hidden = self._gated(name, gate, up)
+            hidden = self._apply_gate(name, gate, up)
         else:
             hidden = self._product(f"{name}.in", x, sources, bias=bias, gated=True)
         return self._linear(f"{name}.down", hidden, [f"{at}.down_proj"], bias=bias)
@@ -287,7 +289,7 @@ class FamilyBuilder(StoredBuilder):
             if experts.shared_gate:
                 gate = self._linear(f"{name}.shared.gate", x, [f"{at}.shared_expert_gate"], bias=False)
         parts = ["gate_up", "gate_up", "down"] if experts.fused else ["gate", "up", "down"]
-        tables = [self._stored(f"{at}.experts.{part}_proj.weight") for part in parts]
+        tables = [self._stored_input(f"{at}.experts.{part}_proj.weight") for part in parts]
         biases = ["", "", ""]
         if experts.bias:
             biases = [self._vector(f"{name}.{part}.bias", f"{at}.experts.{part}_proj.bias") for part in parts]
@@ -318,7 +320,7 @@ class PredictorBuilder(FamilyBuilder):
         spec, at = self.spec, "mtp.layers.0"
         self._tables()
         self._embed("input_ids")
-        residual = self._joined("previous")
+        residual = self._join_predictor_inputs("previous")
         normed = self._norm("mtp.first", residual, f"{at}.input_layernorm.weight")
         attention = self._attention(spec.layers, at, normed)
         before_mlp = f"{at}.post_attention_layernorm.weight"

@@ -99,7 +99,7 @@ class Builder:
         self._tables()
         self._constant("zero", [0])
         self._constant("one", [1])
-        residual = self._scaled(self._embed("input_ids"))
+        residual = self._scale_embedding(self._embed("input_ids"))
         normed = self._norm("norm.first", residual, "model.layers.0.input_layernorm.weight")
         for layer in range(spec.layers):
             prefix = f"model.layers.{layer}"
@@ -157,7 +157,7 @@ class Builder:
             name = "rope.none"
         return [f"{name}.cos", f"{name}.sin"]
 
-    def _scaled(self, rows: str) -> str:
+    def _scale_embedding(self, rows: str) -> str:
         if self.spec.embedding_scale == 1.0:
             return rows
         self._weight("embed.scale", np.array([self.spec.embedding_scale], np.float32))
@@ -178,12 +178,12 @@ class Builder:
         spec, name = self.spec, f"l{layer}.attn"
         projections = [f"{prefix}.self_attn.{p}_proj" for p in "qkv"]
         qkv = self._linear(f"{name}.qkv", x, projections, bias=spec.qkv_bias)
-        qkv = self._corrected(layer, "qkv", x, qkv)
+        qkv = self._add_correction(layer, "qkv", x, qkv)
         if spec.qk_norm:
-            qkv = self._normed_heads(name, prefix, qkv)
+            qkv = self._normalise_heads(name, prefix, qkv)
         out = self._attend(layer, name, qkv)
         mixed = self._linear(f"{name}.o", out, [f"{prefix}.self_attn.o_proj"], bias=spec.o_bias)
-        return self._corrected(layer, "output", out, mixed)
+        return self._add_correction(layer, "output", out, mixed)
 
     def _attend(self, layer: int, name: str, qkv: str) -> str:
         spec, half = self.spec, self.kv is np.float16
@@ -207,7 +207,7 @@ class Builder:
             (out,) = self._node("Cast", [out], [f"{name}.float"], to=TensorProto.FLOAT)
         return out
 
-    def _normed_heads(self, name: str, prefix: str, qkv: str) -> str:
+    def _normalise_heads(self, name: str, prefix: str, qkv: str) -> str:
         """Normalise each query and key head before the rotation, as in Qwen3."""
         spec = self.spec
         sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim]
@@ -228,13 +228,13 @@ class Builder:
         name = f"l{layer}.mlp"
         bias = self.spec.mlp_bias
         both = self._linear(f"{name}.in", x, [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"], bias=bias)
-        both = self._corrected(layer, "gate_up", x, both)
+        both = self._add_correction(layer, "gate_up", x, both)
         gate, up = self._node("Split", [both], [f"{name}.gate", f"{name}.up"], axis=-1, num_outputs=2)
-        hidden = self._gated(name, gate, up)
+        hidden = self._apply_gate(name, gate, up)
         narrow = self._linear(f"{name}.down", hidden, [f"{prefix}.mlp.down_proj"], bias=bias)
-        return self._corrected(layer, "down", hidden, narrow)
+        return self._add_correction(layer, "down", hidden, narrow)
 
-    def _corrected(self, layer: int, product: str, x: str, y: str) -> str:
+    def _add_correction(self, layer: int, product: str, x: str, y: str) -> str:
         """`y`, a product of `x`, plus the adapter's correction; `y` itself in a graph without adapter."""
         if not self.adapted:
             return y
@@ -246,7 +246,7 @@ class Builder:
         (added,) = self._node("MatMul", [thin, f"{name}.up"], [f"{name}.added"])
         return self._node("Add", [y, added], [f"{name}.y"])[0]
 
-    def _gated(self, name: str, gate: str, up: str) -> str:
+    def _apply_gate(self, name: str, gate: str, up: str) -> str:
         if self.spec.activation == "gelu":
             (active,) = self._node("Gelu", [gate], [f"{name}.gelu"], approximate="tanh")
         else:

@@ -94,11 +94,11 @@ class KvPool:
         return whole_blocks(min(capacity, max(self.spec.context_length + MIN_ATTENTION_ROWS, length)))
 
     def allocate(self, length: int) -> KvBuffers:
-        capacity = self._afforded(length, 0)
+        capacity = self._affordable_capacity(length, 0)
         try:
             buffers = KvBuffers(self.spec, self.dtype, capacity)
         except MemoryError:
-            raise self._refused(capacity) from None
+            raise self._memory_error(capacity) from None
         self.used += buffers.nbytes
         return buffers
 
@@ -114,11 +114,11 @@ class KvPool:
     def grow(self, buffers: KvBuffers, keep: int, length: int) -> None:
         """Grow buffers with one owner to `length` tokens, keeping the first `keep`."""
         before = buffers.nbytes
-        capacity = self._afforded(length, before)
+        capacity = self._affordable_capacity(length, before)
         try:
             buffers.grow(keep, capacity)
         except MemoryError:
-            raise self._refused(capacity) from None
+            raise self._memory_error(capacity) from None
         self.used += buffers.nbytes - before
 
     def share(self, buffers: KvBuffers) -> KvBuffers:
@@ -130,7 +130,7 @@ class KvPool:
         if buffers.owners == 0:
             self.used -= buffers.nbytes
 
-    def _afforded(self, length: int, returned: int) -> int:
+    def _affordable_capacity(self, length: int, returned: int) -> int:
         """The capacity for `length` tokens, with room to grow if the budget allows. `returned` bytes are
         freed in exchange."""
         for capacity in (self.capacity_for(length), whole_blocks(length + NARROW_ROOM)):
@@ -145,7 +145,7 @@ class KvPool:
             "close sessions or raise engine.kv_budget_mb"
         )
 
-    def _refused(self, capacity: int) -> NotEnoughMemory:
+    def _memory_error(self, capacity: int) -> NotEnoughMemory:
         return NotEnoughMemory(
             f"the system refused {self.bytes_for(capacity) / 2**20:,.0f} MB for the KV cache; "
             "close other programs or shorten the context"

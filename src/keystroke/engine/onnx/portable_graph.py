@@ -55,7 +55,7 @@ class PortableBuilder(Builder):
         gate = self._linear(f"{name}.gate", x, [f"{prefix}.mlp.gate_proj"], bias=bias)
         up = self._linear(f"{name}.up", x, [f"{prefix}.mlp.up_proj"], bias=bias)
         return self._linear(
-            f"{name}.down", self._gated(name, gate, up), [f"{prefix}.mlp.down_proj"], bias=bias
+            f"{name}.down", self._apply_gate(name, gate, up), [f"{prefix}.mlp.down_proj"], bias=bias
         )
 
     def _linear(

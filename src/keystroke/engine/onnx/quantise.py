@@ -51,10 +51,10 @@ def quantise(weight: npt.NDArray[np.floating], *, bits: int, block: int, symmetr
     zeros = None if symmetric else np.empty((rows, blocks), np.uint8)
 
     def work(part: slice) -> None:
-        values = _blocked(weight[part], blocks, block)
-        candidates = _symmetric(values, bits) if symmetric else _asymmetric(values, bits)
-        codes, scales[part], zero = _fitted(values, candidates, (1 << bits) - 1)
-        packed[part] = codes if bits == 8 else _pairs(codes)
+        values = _split_into_blocks(weight[part], blocks, block)
+        candidates = _symmetric_ranges(values, bits) if symmetric else _asymmetric_ranges(values, bits)
+        codes, scales[part], zero = _fit_blocks(values, candidates, (1 << bits) - 1)
+        packed[part] = codes if bits == 8 else _pack_pairs(codes)
         if zeros is not None:
             zeros[part] = zero
 
@@ -64,10 +64,10 @@ def quantise(weight: npt.NDArray[np.floating], *, bits: int, block: int, symmetr
         list(pool.map(work, parts))
     if not np.isfinite(scales).all():
         raise ModelDamaged("the model has weights that are not finite numbers; download it again")
-    return Quantised(bits, block, (rows, columns), packed, scales.ravel(), _packed_zeros(zeros, bits))
+    return Quantised(bits, block, (rows, columns), packed, scales.ravel(), _pack_zeros(zeros, bits))
 
 
-def _blocked(weight: npt.NDArray[np.floating], blocks: int, block: int) -> Float32:
+def _split_into_blocks(weight: npt.NDArray[np.floating], blocks: int, block: int) -> Float32:
     """[rows, blocks, block]; a last block that is not full is padded with zeros."""
     rows, columns = weight.shape
     if columns == blocks * block:
@@ -80,7 +80,7 @@ def _blocked(weight: npt.NDArray[np.floating], blocks: int, block: int) -> Float
 Candidates = Iterator[tuple[Float32, Float32]]  # scale and zero point, [rows, blocks, 1] each
 
 
-def _symmetric(values: Float32, bits: int) -> Candidates:
+def _symmetric_ranges(values: Float32, bits: int) -> Candidates:
     """Ranges around the fixed zero point. There is one code more below than above it, so the extreme value,
     whatever its sign, gets the longer side; at 8 bits the shorter side is also tried."""
     half = 1 << (bits - 1)
@@ -92,7 +92,7 @@ def _symmetric(values: Float32, bits: int) -> Candidates:
         yield largest * np.float32(-shrink / half), zero
 
 
-def _asymmetric(values: Float32, bits: int) -> Candidates:
+def _asymmetric_ranges(values: Float32, bits: int) -> Candidates:
     """Ranges from the block's least to its greatest value; zero stays exactly representable."""
     top = (1 << bits) - 1
     low = np.minimum(values.min(-1, keepdims=True), 0)
@@ -102,7 +102,7 @@ def _asymmetric(values: Float32, bits: int) -> Candidates:
         yield scale, np.clip(np.rint(low * np.float32(-shrink) * _inverse(scale)), 0, top)
 
 
-def _fitted(values: Float32, candidates: Candidates, top: int) -> tuple[UInt8, Float32, UInt8]:
+def _fit_blocks(values: Float32, candidates: Candidates, top: int) -> tuple[UInt8, Float32, UInt8]:
     """Codes, scales and zero points: of the candidates the one with the least squared error in each block,
     its scale then set to the best one for those very codes."""
     scale, zero = next(candidates)
@@ -146,15 +146,15 @@ def _inverse(scale: Float32) -> Float32:
     return np.where(tiny, np.float32(0), 1 / np.where(tiny, np.float32(1), scale)).astype(np.float32)
 
 
-def _packed_zeros(zeros: UInt8 | None, bits: int) -> UInt8 | None:
+def _pack_zeros(zeros: UInt8 | None, bits: int) -> UInt8 | None:
     if zeros is None or bits == 8:
         return None if zeros is None else zeros.ravel()
     if zeros.shape[1] % 2:
         zeros = np.pad(zeros, ((0, 0), (0, 1)))
-    return _pairs(zeros).ravel()
+    return _pack_pairs(zeros).ravel()
 
 
-def _pairs(codes: UInt8) -> UInt8:
+def _pack_pairs(codes: UInt8) -> UInt8:
     """Two 4-bit codes to a byte, the first in the low half."""
     high: UInt8 = np.left_shift(codes[..., 1::2], 4, dtype=np.uint8)
     high |= codes[..., 0::2]

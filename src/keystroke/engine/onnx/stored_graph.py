@@ -30,7 +30,7 @@ class StoredBuilder(HalfBuilder):
         return {}
 
     def _embed(self, ids: str) -> str:
-        table, kind = self._stored(EMBEDDING)
+        table, kind = self._stored_input(EMBEDDING)
         return self._node(
             "StoredRows", [ids, table], ["embed"], domain=DOMAIN, type=kind, width=self.spec.hidden
         )[0]
@@ -61,9 +61,9 @@ class StoredBuilder(HalfBuilder):
         (total,) = self._node("Add", [skip, x], [f"{name}.sum"])
         return self._norm(name, total, source), total
 
-    def _normed_heads(self, name: str, prefix: str, qkv: str) -> str:
+    def _normalise_heads(self, name: str, prefix: str, qkv: str) -> str:
         if not self._planned:
-            return super()._normed_heads(name, prefix, qkv)
+            return super()._normalise_heads(name, prefix, qkv)
         spec, gains = self.spec, [f"{name}.q.g", f"{name}.k.g"]
         for gain, letter in zip(gains, "qk", strict=True):
             norm = self.checkpoint.tensor(f"{prefix}.self_attn.{letter}_norm.weight")
@@ -89,7 +89,7 @@ class StoredBuilder(HalfBuilder):
         return self._product(name, x, sources, bias=bias, gated=False)
 
     def _product(self, name: str, x: str, sources: Sequence[str], *, bias: bool, gated: bool) -> str:
-        tables = [self._stored(f"{source}.weight") for source in sources]
+        tables = [self._stored_input(f"{source}.weight") for source in sources]
         added = ""
         if bias:
             added = f"{name}.bias"
@@ -103,7 +103,7 @@ class StoredBuilder(HalfBuilder):
             gated=int(gated),
         )[0]
 
-    def _stored(self, name: str) -> tuple[str, int]:
+    def _stored_input(self, name: str) -> tuple[str, int]:
         """The graph input for a matrix and its GGUF type number. A tied head is the embedding."""
         if name not in self._matrices:
             rows, kind = table_of(self.checkpoint, name)

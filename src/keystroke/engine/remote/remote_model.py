@@ -96,19 +96,21 @@ class RemoteModel:
         if suffix and self._takes_suffix:
             started = False
             try:
-                async with aclosing(self._completion(prompt, suffix, params, interrupt, extra)) as items:
+                async with aclosing(
+                    self._stream_completion(prompt, suffix, params, interrupt, extra)
+                ) as items:
                     async for item in items:
                         started = True
                         yield item
                 return
             except (UsageError, EngineError) as error:
                 # Refused before any text: the server does not support a suffix. Other errors are raised.
-                if started or not _about_suffix(error):
+                if started or not _is_about_suffix(error):
                     raise
                 self._takes_suffix = False
         if suffix:
             prompt, params = self._fill_in_the_middle(prompt, suffix, params)
-        async with aclosing(self._completion(prompt, None, params, interrupt, extra)) as items:
+        async with aclosing(self._stream_completion(prompt, None, params, interrupt, extra)) as items:
             async for item in items:
                 yield item
 
@@ -119,7 +121,9 @@ class RemoteModel:
         rows = answer.get("data")
         if not isinstance(rows, list):
             raise EngineError(f"{self._transport.name} did not list its models")
-        return tuple(_listed(row) for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str))
+        return tuple(
+            _parse_listing(row) for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)
+        )
 
     async def probe(self) -> Health:
         """Whether the server answers, how fast, and whether it has this model. Raises nothing."""
@@ -136,7 +140,7 @@ class RemoteModel:
             )
         return Health(True, took, models)
 
-    def _completion(
+    def _stream_completion(
         self,
         prompt: str,
         suffix: str | None,
@@ -152,14 +156,14 @@ class RemoteModel:
     ) -> AsyncGenerator[StreamItem, None]:
         try:
             with InterruptibleWait(interrupt) as watch:
-                async with self._opened(path, body, watch) as response:
-                    async for item in self._items(response, watch):
+                async with self._open_response(path, body, watch) as response:
+                    async for item in self._read_items(response, watch):
                         yield item
         except Interrupted:
             yield Chunk(text="", tokens=(), logprobs=(), finish=Finish.INTERRUPTED)
 
     @asynccontextmanager
-    async def _opened(
+    async def _open_response(
         self, path: str, body: dict[str, Any], watch: InterruptibleWait
     ) -> AsyncGenerator[httpx.Response, None]:
         """The server's response. An optional field that it refuses is omitted from then on."""
@@ -181,11 +185,11 @@ class RemoteModel:
                 yield response
                 return
 
-    async def _items(
+    async def _read_items(
         self, response: httpx.Response, watch: InterruptibleWait
     ) -> AsyncGenerator[StreamItem, None]:
         reader = wire.AnswerReader()
-        async with aclosing(self._payloads(response, watch)) as payloads:
+        async with aclosing(self._read_payloads(response, watch)) as payloads:
             async for payload in payloads:
                 for item in reader.read(payload):
                     yield item
@@ -194,7 +198,7 @@ class RemoteModel:
             raise Unavailable(f"{self._transport.name} broke off in the middle of the answer; ask again")
         yield last
 
-    async def _payloads(
+    async def _read_payloads(
         self, response: httpx.Response, watch: InterruptibleWait
     ) -> AsyncGenerator[str, None]:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -237,14 +241,14 @@ class RemoteModel:
         return self.fim.template.prompt(prompt, suffix), replace(params, stop=stop)
 
 
-def _about_suffix(error: KeystrokeError) -> bool:
+def _is_about_suffix(error: KeystrokeError) -> bool:
     text = str(error).lower()
     return any(
         word in text for word in ("suffix", "insert", "infill", "fim", "extra inputs", "not implemented")
     )
 
 
-def _listed(row: dict[str, Any]) -> ListedModel:
+def _parse_listing(row: dict[str, Any]) -> ListedModel:
     meta = row.get("meta")
     candidates = [row.get("max_model_len"), row.get("context_length"), row.get("context_window")]
     candidates += [meta.get("n_ctx"), meta.get("n_ctx_train")] if isinstance(meta, dict) else []

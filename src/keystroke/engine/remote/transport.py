@@ -195,11 +195,11 @@ class Transport:
                 good = response.is_success
                 if good:
                     return client, response
-                problem = await self._refusal(response, watch)
+                problem = await self._refusal_error(response, watch)
                 retried = response.status_code in RETRIED
                 requested = _retry_after(response.headers.get("retry-after"))
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                problem, retried, requested = self._unreachable(error), True, None
+                problem, retried, requested = self._unreachable_error(error), True, None
             except (httpx.TransportError, httpx.InvalidURL, httpx.StreamError) as error:
                 problem, retried, requested = (
                     Unavailable(f"{self.name} closed the connection: {_describe(error)}"),
@@ -255,21 +255,21 @@ class Transport:
             headers["authorization"] = f"Bearer {key}"
         return headers
 
-    def _unreachable(self, error: httpx.TransportError) -> Unavailable:
+    def _unreachable_error(self, error: httpx.TransportError) -> Unavailable:
         if isinstance(error, httpx.ConnectTimeout):
             why = f"no connection within {self.endpoint.connect_timeout:g} s"
         else:
             why = _describe(error)
         return Unavailable(f"{self.url} cannot be reached ({why}); is the server running there?")
 
-    async def _refusal(self, response: httpx.Response, watch: InterruptibleWait) -> KeystrokeError:
+    async def _refusal_error(self, response: httpx.Response, watch: InterruptibleWait) -> KeystrokeError:
         status = response.status_code
         try:
             raw = await watch.wait(self.read_body(response), self.endpoint.read_timeout, "")
         except EngineError:
             watch.interrupt.check()
             raw = b""
-        message, code = self._redacted(*_problem(raw, status))
+        message, code = self._redact_key(*_parse_problem(raw, status))
         return self._error(status, message, code, response)
 
     def _error(self, status: int, message: str, code: object, response: httpx.Response) -> KeystrokeError:
@@ -300,7 +300,7 @@ class Transport:
             return UsageError(f"{self.name} refused the request (status {status}): {message}")
         return EngineError(f"{self.name} failed (status {status}): {message}")
 
-    def _redacted(self, message: str, code: object) -> tuple[str, object]:
+    def _redact_key(self, message: str, code: object) -> tuple[str, object]:
         key = self.endpoint.key()
         return (message.replace(key, "***") if key else message), code
 
@@ -314,7 +314,7 @@ async def _close(client: httpx.AsyncClient, response: httpx.Response | None) -> 
         await client.aclose()
 
 
-def _problem(raw: bytes, status: int) -> tuple[str, object]:
+def _parse_problem(raw: bytes, status: int) -> tuple[str, object]:
     """The message and code of an error body, which may have any shape or be empty."""
     try:
         body = wire.decode_object(raw)

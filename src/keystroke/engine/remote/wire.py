@@ -62,13 +62,13 @@ class SseDecoder:
         *lines, rest = self._pending.split(b"\n")
         self._pending = rest
         for line in lines:
-            payload = self._line(line.removesuffix(b"\r"))
+            payload = self._read_line(line.removesuffix(b"\r"))
             if payload is not None:
                 yield payload
         if len(self._pending) + self._size > MAX_EVENT_BYTES:
             raise EngineError(f"the server sent one event of more than {MAX_EVENT_BYTES >> 20} MiB")
 
-    def _line(self, line: bytes | bytearray) -> str | None:
+    def _read_line(self, line: bytes | bytearray) -> str | None:
         if not line:
             payload = "\n".join(self._data) if self._data else None
             self._data, self._size = [], 0
@@ -84,9 +84,9 @@ class SseDecoder:
     def close(self) -> str | None:
         """The last event, if the server omitted the blank line after it."""
         if self._pending:
-            self._line(bytes(self._pending).removesuffix(b"\r"))
+            self._read_line(bytes(self._pending).removesuffix(b"\r"))
             self._pending = bytearray()
-        return self._line(b"")
+        return self._read_line(b"")
 
 
 class AnswerReader:
@@ -94,7 +94,7 @@ class AnswerReader:
     stream ends, so that it is always the last item, after the usage."""
 
     def __init__(self) -> None:
-        self._finish: Finish | None = None
+        self._parse_finish: Finish | None = None
         self.done = False
 
     def read(self, payload: str) -> Iterator[StreamItem]:
@@ -107,17 +107,17 @@ class AnswerReader:
         usage = event.get("usage")
         choices = event.get("choices")
         if isinstance(choices, list) and choices:
-            yield from self._choice(choices[0])
+            yield from self._read_choice(choices[0])
         if isinstance(usage, dict):
-            yield _usage(usage)
+            yield _parse_usage(usage)
 
     def end(self) -> Chunk | None:
         """The final chunk; None if the stream broke off."""
-        if self._finish is None and not self.done:
+        if self._parse_finish is None and not self.done:
             return None
-        return Chunk(text="", tokens=(), logprobs=(), finish=self._finish or Finish.STOP)
+        return Chunk(text="", tokens=(), logprobs=(), finish=self._parse_finish or Finish.STOP)
 
-    def _choice(self, choice: Any) -> Iterator[StreamItem]:
+    def _read_choice(self, choice: Any) -> Iterator[StreamItem]:
         if not isinstance(choice, dict):
             raise EngineError("the server sent a choice that is not an object")
         # "delta": a streamed chat; "message": a whole one; "text": a completion.
@@ -136,7 +136,7 @@ class AnswerReader:
         if reason == "content_filter":
             raise EngineError("the server's content filter ended the answer")
         if isinstance(reason, str):
-            self._finish = _finish(reason, choice.get("stop_reason"))
+            self._parse_finish = _parse_finish(reason, choice.get("stop_reason"))
 
 
 def chat_body(
@@ -145,20 +145,20 @@ def chat_body(
     params: GenerationParams,
     tools: list[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": model, "messages": messages, **_common(params)}
+    body: dict[str, Any] = {"model": model, "messages": messages, **_common_body(params)}
     if tools:
         body["tools"] = tools
     return body
 
 
 def completion_body(model: str, prompt: str, suffix: str | None, params: GenerationParams) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": model, "prompt": prompt, **_common(params)}
+    body: dict[str, Any] = {"model": model, "prompt": prompt, **_common_body(params)}
     if suffix is not None:
         body["suffix"] = suffix
     return body
 
 
-def _common(params: GenerationParams) -> dict[str, Any]:
+def _common_body(params: GenerationParams) -> dict[str, Any]:
     sampling = params.sampling
     if sampling.logprobs is not None:
         raise UsageError(
@@ -269,7 +269,7 @@ def request_error(message: str, code: object) -> EngineError | UsageError:
     return EngineError(f"the server reported: {message}")
 
 
-def _finish(reason: str, stop_reason: object) -> Finish:
+def _parse_finish(reason: str, stop_reason: object) -> Finish:
     if reason == "length":
         return Finish.LENGTH
     # vLLM and SGLang report the stop string that matched; others do not distinguish it from the end.
@@ -292,11 +292,15 @@ def _tool_call(position: int, call: Any) -> ToolCallDelta:
     )
 
 
-def _usage(usage: dict[str, Any]) -> Usage:
+def _parse_usage(usage: dict[str, Any]) -> Usage:
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    return Usage(_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached))
+    return Usage(
+        _int_or_zero(usage.get("prompt_tokens")),
+        _int_or_zero(usage.get("completion_tokens")),
+        _int_or_zero(cached),
+    )
 
 
-def _count(value: object) -> int:
+def _int_or_zero(value: object) -> int:
     return value if isinstance(value, int) else 0

@@ -93,7 +93,7 @@ class AdaptiveDrafter(Drafter):
         if not guess:
             return ()
         key = (_ENGINE, _bucket(engine.strength))
-        promised = self._promised(self.likelihood(*key), len(guess), self._guess_cost(engine))
+        promised = self._expected_rate(self.likelihood(*key), len(guess), self._guess_cost(engine))
         # Another draft would waste the step that the engine has already started.
         if promised <= (rate / 2.0 if engine.ahead else rate):
             return ()
@@ -133,7 +133,7 @@ class AdaptiveDrafter(Drafter):
             length += 1
         return length
 
-    def _promised(self, likelihood: float, length: int, extra: float = 0.0) -> float:
+    def _expected_rate(self, likelihood: float, length: int, extra: float = 0.0) -> float:
         """Expected tokens of a draft of this length, per time of a plain step; `extra`: of making it."""
         return sum(likelihood**i for i in range(length + 1)) / (self._costs.cost(length + 1) + extra)
 

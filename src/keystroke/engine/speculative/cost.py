@@ -60,13 +60,13 @@ def measure_verify_cost(
             draft = [(7 * i + 3) % engine.info.vocab_size for i in range(rows - 1)]
             if len(measured) < _ENOUGH or clock() < deadline:
                 measured[rows] = min(
-                    _timed(session, limit, draft, clock) for _ in range(4 if rows == 1 else 2)
+                    _time_step(session, limit, draft, clock) for _ in range(4 if rows == 1 else 2)
                 )
     table = _measured[engine] = cost_table(measured)
     return table
 
 
-def _timed(session: Session, length: int, draft: Sequence[int], clock: Callable[[], float]) -> float:
+def _time_step(session: Session, length: int, draft: Sequence[int], clock: Callable[[], float]) -> float:
     session.rollback(length)
     started = clock()
     session.step(draft)

@@ -28,7 +28,7 @@ class EngineDrafter(Drafter):
         self.ahead = False  # whether the engine is already verifying the last proposal
 
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
-        if self._rests():
+        if self._is_resting():
             return ()
         guess = self._engine.guess(tokens)
         if guess is None or limit < 1:
@@ -48,7 +48,7 @@ class EngineDrafter(Drafter):
 
     def keep_up(self, tokens: Sequence[int]) -> None:
         """Tell the engine that another drafter is used this time, so that it prepares for the next step."""
-        if not self._rests():
+        if not self._is_resting():
             self._engine.guess(tokens, wanted=False)
 
     def record_result(self, drafted: int, accepted: int, seconds: float) -> None:
@@ -56,6 +56,6 @@ class EngineDrafter(Drafter):
         if self._accepted < self._least:
             self._accepted, self._resting = self._least + _HOPED, _REST
 
-    def _rests(self) -> bool:
+    def _is_resting(self) -> bool:
         self._resting -= self._resting > 0
         return self._resting > 0

@@ -56,7 +56,7 @@ class FileDrafter(Drafter):
             self._at += 1
             self.strength += 1
             return
-        place, matched = self._nearest()
+        place, matched = self._nearest_match()
         if matched >= _TRUSTED or (matched == 2 and abs(place - self._at) <= _NEAR):
             self._at, self._lost, self.strength = place, False, matched
         elif not self._lost:
@@ -70,7 +70,7 @@ class FileDrafter(Drafter):
                 self._lost = self.strength == 0  # that assumption was already made
             self.strength = 0
 
-    def _nearest(self) -> tuple[int, int]:
+    def _nearest_match(self) -> tuple[int, int]:
         """The position after the longest match of the output's ending near the cursor, and its length."""
         recent, source = self._recent, self._source
         places = self._pairs.get((recent[-2], recent[-1])) if len(recent) > 1 else None

@@ -41,7 +41,7 @@ def find_head(wanted: str, model: Path, spec: ModelSpec, folders: Iterable[Path]
         return folder
     beside = model if model.is_dir() else model.parent
     suited: list[tuple[bool, Path]] = []
-    for folder in _heads((beside, *folders)):
+    for folder in _list_heads((beside, *folders)):
         try:
             config = read_config(folder)
             config.check_target(spec)
@@ -51,7 +51,7 @@ def find_head(wanted: str, model: Path, spec: ModelSpec, folders: Iterable[Path]
     return min(suited, key=lambda found: found[0])[1] if suited else None
 
 
-def _heads(folders: Iterable[Path]) -> Iterator[Path]:
+def _list_heads(folders: Iterable[Path]) -> Iterator[Path]:
     for folder in folders:
         try:
             yield from sorted(path.parent for path in folder.glob(f"*/{WEIGHTS}"))

@@ -23,7 +23,7 @@ def load_or_build(folder: Path, content: str, build: Callable[[], LibraryTokeniz
     """The tokenizer for the hash `content`, read from `folder` or built and stored there."""
     key = hashlib.sha256(f"{FORMAT}:{tokenizers.__version__}:{content}".encode()).hexdigest()
     place = folder / f"{key[:40]}.json"
-    found = _read(place)
+    found = _read_cached(place)
     if found is None:
         found = build()
         with contextlib.suppress(OSError):
@@ -31,7 +31,7 @@ def load_or_build(folder: Path, content: str, build: Callable[[], LibraryTokeniz
     return found
 
 
-def _read(place: Path) -> LibraryTokenizer | None:
+def _read_cached(place: Path) -> LibraryTokenizer | None:
     try:
         digest, _, body = place.read_bytes().partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:

@@ -88,15 +88,15 @@ def load_gguf_tokenizer(path: Path, cache: Path | None = None) -> LibraryTokeniz
     """The tokenizer of a GGUF file, cached in the folder `cache` if given."""
     header = open_header(path)
 
-    def built() -> LibraryTokenizer:
+    def build() -> LibraryTokenizer:
         return build_tokenizer(read_metadata(path, lambda key: key.startswith("tokenizer.")), path.name)
 
-    return built() if cache is None else load_or_build(cache, header.metadata_digest(), built)
+    return build() if cache is None else load_or_build(cache, header.metadata_digest(), build)
 
 
 def build_tokenizer(table: Mapping[str, Any], origin: str) -> LibraryTokenizer:
     """The tokenizer that the `tokenizer.ggml.*` values in `table` describe."""
-    pieces = _strings(table, "tokens", origin)
+    pieces = _read_strings(table, "tokens", origin)
     kinds = table.get("tokenizer.ggml.token_type") or [1] * len(pieces)
     if len(kinds) != len(pieces):
         raise ModelDamaged(f"{origin} types {len(kinds)} tokens of {len(pieces)}; fetch it again")
@@ -109,8 +109,8 @@ def build_tokenizer(table: Mapping[str, Any], origin: str) -> LibraryTokenizer:
         raise UnsupportedModel(
             f"{origin} has a '{model}' tokenizer; 'gpt2' and 'llama' ones can be rebuilt from a GGUF"
         )
-    bos = _token(table, "bos_token_id", len(pieces))
-    eos = _token(table, "eos_token_id", len(pieces))
+    bos = _token_id(table, "bos_token_id", len(pieces))
+    eos = _token_id(table, "eos_token_id", len(pieces))
     begins = table.get("tokenizer.ggml.add_bos_token", model == "llama")
     config = {
         "bos_token": None if bos is None else pieces[bos],
@@ -132,15 +132,15 @@ def _byte_level_spec(
             f"{origin} splits text the '{pre}' way, which cannot be rebuilt from a GGUF; "
             "use the model's folder with its tokenizer.json"
         )
-    vocabulary, added = _divide(pieces, kinds)
+    vocabulary, added = _divide_pieces(pieces, kinds)
     merges = []
-    for merge in _strings(table, "merges", origin):
+    for merge in _read_strings(table, "merges", origin):
         left, _, right = merge.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise ModelDamaged(f"{origin} merges '{merge}', which its vocabulary lacks; fetch it again")
         merges.append((left, right))
     # Llama 3 and Mistral's Tekken look up the whole pre-token before they merge.
-    return _spec(vocabulary, merges, added, stages, ignore_merges=stages in (_LLAMA3, _TEKKEN))
+    return _build_spec(vocabulary, merges, added, stages, ignore_merges=stages in (_LLAMA3, _TEKKEN))
 
 
 def _sentencepiece_spec(
@@ -149,7 +149,7 @@ def _sentencepiece_spec(
     scores = table.get("tokenizer.ggml.scores")
     if not scores or len(scores) != len(pieces):
         raise ModelDamaged(f"{origin} lacks the scores of its tokens; fetch it again")
-    vocabulary, added = _divide(pieces, kinds)
+    vocabulary, added = _divide_pieces(pieces, kinds)
     # Sentencepiece joins the neighbours whose union has the best score: equivalent to merging by its rank.
     ranked = []
     for piece, token in vocabulary.items():
@@ -165,8 +165,10 @@ def _sentencepiece_spec(
     ]
     if table.get("tokenizer.ggml.add_space_prefix", True):
         normalisers.insert(0, {"type": "Prepend", "prepend": SPACE_MARK})
-    unknown = _token(table, "unknown_token_id", len(pieces))
-    spec = _spec(vocabulary, [(left, right) for *_, left, right in ranked], added, [], ignore_merges=False)
+    unknown = _token_id(table, "unknown_token_id", len(pieces))
+    spec = _build_spec(
+        vocabulary, [(left, right) for *_, left, right in ranked], added, [], ignore_merges=False
+    )
     spec["normalizer"] = {"type": "Sequence", "normalizers": normalisers}
     spec["model"] |= {
         "byte_fallback": True,
@@ -176,7 +178,7 @@ def _sentencepiece_spec(
     return spec
 
 
-def _spec(
+def _build_spec(
     vocabulary: dict[str, int],
     merges: list[tuple[str, str]],
     added: list[dict[str, Any]],
@@ -206,7 +208,7 @@ def _spec(
     }
 
 
-def _divide(pieces: list[str], kinds: list[int]) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def _divide_pieces(pieces: list[str], kinds: list[int]) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """The vocabulary for merges, and the added tokens."""
     vocabulary: dict[str, int] = {}
     added: list[dict[str, Any]] = []
@@ -221,13 +223,13 @@ def _divide(pieces: list[str], kinds: list[int]) -> tuple[dict[str, int], list[d
 _EXACT = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
-def _strings(table: Mapping[str, Any], key: str, origin: str) -> list[str]:
+def _read_strings(table: Mapping[str, Any], key: str, origin: str) -> list[str]:
     value = table.get(f"tokenizer.ggml.{key}")
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
         raise ModelDamaged(f"{origin} holds no tokenizer {key}; fetch it again, or use the model's folder")
     return value
 
 
-def _token(table: Mapping[str, Any], key: str, size: int) -> int | None:
+def _token_id(table: Mapping[str, Any], key: str, size: int) -> int | None:
     value = table.get(f"tokenizer.ggml.{key}")
     return value if isinstance(value, int) and 0 <= value < size else None

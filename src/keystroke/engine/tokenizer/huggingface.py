@@ -46,7 +46,7 @@ class LibraryTokenizer(Tokenizer):
         self._special_ids = frozenset(special.values())
         self.special_pattern = special_pattern(self._special)
         self._byte_level = byte_level
-        self._to_bytes = _byte_level if byte_level else _sentencepiece
+        self._to_bytes = _byte_level if byte_level else _piece_bytes
         self._cuttable = cuttable
         # Filled on demand: an answer uses few tokens, and filling it would delay the first.
         self._bytes = {
@@ -91,11 +91,11 @@ class LibraryTokenizer(Tokenizer):
                 if part in self._special:
                     tokens.append(self._special[part])
                 elif part:
-                    tokens.extend(self._plain(part))
+                    tokens.extend(self._encode_plain(part))
             return tokens
-        return self._plain(text)
+        return self._encode_plain(text)
 
-    def _plain(self, text: str) -> list[int]:
+    def _encode_plain(self, text: str) -> list[int]:
         try:
             ids: list[int] = self._machine.encode(text, add_special_tokens=False).ids
             return ids
@@ -154,23 +154,23 @@ def from_spec(spec: dict[str, Any], config: Mapping[str, Any] | None = None) -> 
             special[added["content"]] = added["id"]
     bos = _first_token(spec.get("post_processor"), special)
     spec = {**spec, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None}
-    spec, spaced = _lossless(spec)
+    spec, spaced = _make_lossless(spec)
     try:
         machine = tokenizers.Tokenizer.from_str(json.dumps(spec))
     except Exception as error:  # the library raises bare Exception
         raise ModelDamaged(f"the tokenizer's description is not valid ({error}); fetch it again") from error
     if config.get("add_bos_token") is True:
-        bos = special.get(_name(config.get("bos_token")) or "", bos)
+        bos = special.get(_token_name(config.get("bos_token")) or "", bos)
     elif config.get("add_bos_token") is False:
         bos = None
-    eos = special.get(_name(config.get("eos_token")) or "")
+    eos = special.get(_token_name(config.get("eos_token")) or "")
     byte_level, cuttable = _is_byte_level(spec), is_cuttable(spec)
     tokenizer = LibraryTokenizer(machine, special, bos=bos, eos=eos, byte_level=byte_level, cuttable=cuttable)
     tokenizer.starts_with_space = spaced
     return tokenizer
 
 
-def _lossless(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+def _make_lossless(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """The description without what would change text: normalisation before byte-level encoding, and the space
     that sentencepiece puts before the first word. Also returns whether that space was removed."""
     if _is_byte_level(spec):
@@ -283,7 +283,7 @@ def _first_token(processor: Mapping[str, Any] | None, special: Mapping[str, int]
     return None
 
 
-def _name(token: object) -> str | None:
+def _token_name(token: object) -> str | None:
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -306,7 +306,7 @@ def _byte_level(piece: str) -> bytes:
         return piece.encode()
 
 
-def _sentencepiece(piece: str) -> bytes:
+def _piece_bytes(piece: str) -> bytes:
     if match := _BYTE_PIECE.fullmatch(piece):
         return bytes((int(match[1], 16),))
     return piece.replace(SPACE_MARK, " ").encode()

@@ -92,7 +92,7 @@ def _library(folder: Path) -> tuple[list[str], Path]:
     if not any(defined >= least for least in _VECTORS):
         raise _Unavailable("this processor has neither AVX2 nor the vectors of 64-bit ARM")
     digest = hashlib.sha256(
-        b"\0".join([macros, " ".join(_FLAGS).encode(), *map(Path.read_bytes, _sources())])
+        b"\0".join([macros, " ".join(_FLAGS).encode(), *map(Path.read_bytes, _list_sources())])
     )
     return compiler, folder / f"operators-{digest.hexdigest()[:20]}.so"
 
@@ -100,13 +100,13 @@ def _library(folder: Path) -> tuple[list[str], Path]:
 @functools.cache
 def _macros(compiler: tuple[str, ...]) -> bytes:
     """What the compiler defines for this processor."""
-    return _output([*compiler, _NATIVE, "-dM", "-E", "-x", "c", os.devnull])
+    return _run_compiler([*compiler, _NATIVE, "-dM", "-E", "-x", "c", os.devnull])
 
 
 def _compile(folder: Path) -> Path:
     compiler, place = _library(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _private(folder):
+    if not _is_private(folder):
         raise _Unavailable(f"{folder} belongs to another user")
     if not place.exists():
         with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as making:
@@ -117,14 +117,14 @@ def _compile(folder: Path) -> Path:
                 for part, made in zip(_PARTS, objects, strict=True)
             ]
             with ThreadPoolExecutor(len(commands)) as pool:
-                list(pool.map(_output, commands))
-            _output([*compiler, "-shared", "-o", str(partial), *objects, "-lm"])
-            _output([sys.executable, "-I", "-S", "-c", _CHECK, str(partial)])
+                list(pool.map(_run_compiler, commands))
+            _run_compiler([*compiler, "-shared", "-o", str(partial), *objects, "-lm"])
+            _run_compiler([sys.executable, "-I", "-S", "-c", _CHECK, str(partial)])
             partial.replace(place)  # atomic, also if another process compiles at the same time
     return place
 
 
-def _private(folder: Path) -> bool:
+def _is_private(folder: Path) -> bool:
     """Whether only this user can write to the folder. If others could write, its content is deleted."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -135,7 +135,7 @@ def _private(folder: Path) -> bool:
     return True
 
 
-def _sources() -> list[Path]:
+def _list_sources() -> list[Path]:
     return sorted(path for path in _FOLDER.iterdir() if path.suffix in (".c", ".h"))
 
 
@@ -148,7 +148,7 @@ def _compiler() -> list[str] | None:
     return None
 
 
-def _output(command: list[str]) -> bytes:
+def _run_compiler(command: list[str]) -> bytes:
     done = subprocess.run(
         command, capture_output=True, check=True, timeout=_PATIENCE, stdin=subprocess.DEVNULL
     )
