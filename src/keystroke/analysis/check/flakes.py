@@ -202,7 +202,7 @@ def _check_piece(
         for old in [k for k in piece.cache if isinstance(k, tuple) and k[0] == "look"][:-3]:
             del piece.cache[old]
         own = _PieceChecker(piece.source.tree, filename, earlier, later, outside, future=future, first=first)
-        found = piece.cache[key] = own.report()
+        found = piece.cache[key] = own.make_report()
     return found
 
 
@@ -231,7 +231,7 @@ class _PieceChecker(checker.Checker):  # type: ignore[misc]
         self._hidden: dict[str, list[ast.AST]] = {}
         super().__init__(tree, filename)
 
-    def report(self) -> PieceReport:
+    def make_report(self) -> PieceReport:
         return PieceReport(self.messages, self._unused, frozenset(self._used), self._exported, self._hidden)
 
     def handleChildren(self, tree: ast.AST, omit: Any = None) -> None:  # noqa: N802 - pyflakes' name
