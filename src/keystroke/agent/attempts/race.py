@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 from keystroke.agent.attempts.attempt import Attempt, AttemptEnd, CheckResult, RaceResult, StopPolicy
 from keystroke.agent.attempts.checker import AttemptChecker, AttemptWatch, WatchState
@@ -43,13 +44,13 @@ def attempt_samplings(
     ]
 
 
+@dataclass(slots=True)
 class _Runner:
     """A running attempt."""
 
-    __slots__ = ("attempt", "stream", "watch")
-
-    def __init__(self, attempt: Attempt, stream: AttemptStream, watch: AttemptWatch) -> None:
-        self.attempt, self.stream, self.watch = attempt, stream, watch
+    attempt: Attempt
+    stream: AttemptStream
+    watch: AttemptWatch
 
 
 class Race:

@@ -72,7 +72,4 @@ class TaskReceipts:
         return sums
 
     def total(self) -> StepReceipt:
-        result = StepReceipt("task")
-        for receipt in self.receipts:
-            result = result + receipt
-        return result
+        return sum(self.receipts, StepReceipt("task"))

@@ -121,19 +121,15 @@ def _put_back(old: str, new: str, unit: OutlineUnit, language: str | None) -> st
 
 def _remove_copy(target: list[str], text: str, unit: OutlineUnit, language: str | None) -> list[str]:
     """`target` without the same definition under another owner, such as a function moved into a class."""
-    wanted = _collapse_spaces(text)
+    wanted = text.split()
     for other in walk_units(outline("".join(target), language)):
         elsewhere = other.kind is unit.kind and other.short == unit.short and other.name != unit.name
-        if elsewhere and _collapse_spaces("".join(target[other.start : other.end])) == wanted:
+        if elsewhere and "".join(target[other.start : other.end]).split() == wanted:
             start = other.start
             while start > 0 and not target[start - 1].strip():
                 start -= 1
             return [*target[:start], *target[other.end :]]
     return target
-
-
-def _collapse_spaces(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _blank_lines_above(source: list[str], unit: OutlineUnit) -> list[str]:

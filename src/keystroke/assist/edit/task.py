@@ -70,12 +70,12 @@ class RewriteQuestion:
     def end_detector(self) -> Callable[[str], bool]:
         """A function that takes each streamed piece and returns True once nothing useful can follow."""
         if self.inside is None:
-            return _Length(self.most).ended
-        fence, length = FenceDetector(self.inside), _Length(3 * len(self.inside) + _ROOM)
+            return _length_detector(self.most)
+        fence, is_long = FenceDetector(self.inside), _length_detector(3 * len(self.inside) + _ROOM)
         if _repeats(self.inside):  # a correct answer repeats, too
-            return lambda piece: fence.feed(piece) | length.ended(piece)
+            return lambda piece: fence.feed(piece) | is_long(piece)
         loop = LoopDetector()
-        return lambda piece: fence.feed(piece) | length.ended(piece) | loop.feed(piece)
+        return lambda piece: fence.feed(piece) | is_long(piece) | loop.feed(piece)
 
 
 def _repeats(text: str) -> bool:
@@ -84,12 +84,12 @@ def _repeats(text: str) -> bool:
     return any(watch.feed(text[at : at + 80]) for at in range(0, len(text), 80))
 
 
-class _Length:
-    def __init__(self, most: int | None) -> None:
-        self._left = most
+def _length_detector(most: int | None) -> Callable[[str], bool]:
+    length = 0
 
-    def ended(self, piece: str) -> bool:
-        if self._left is None:
-            return False
-        self._left -= len(piece)
-        return self._left < 0
+    def is_long(piece: str) -> bool:
+        nonlocal length
+        length += len(piece)
+        return most is not None and length > most
+
+    return is_long

@@ -122,7 +122,7 @@ def _find_scope(name: SgNode, owner: SgNode, root: SgNode) -> tuple[SgNode, bool
     if owner.kind() == "function_declarator":  # C: the name lies deeper than the function
         function = next((node for node in owner.ancestors() if _is_function(node)), None)
         at = function.parent() if function is not None else None
-    elif owner.kind() not in _PARAMETERS and _is_function_or_class(owner):
+    elif owner.kind() not in _PARAMETERS and (_is_function(owner) or owner.kind().startswith(_CLASSES)):
         at = owner.parent()
     while at is not None:
         if _is_function(at):
@@ -131,10 +131,6 @@ def _find_scope(name: SgNode, owner: SgNode, root: SgNode) -> tuple[SgNode, bool
             return root, True
         at = at.parent()
     return root, False
-
-
-def _is_function_or_class(owner: SgNode) -> bool:
-    return _is_function(owner) or owner.kind().startswith(_CLASSES)
 
 
 def _find_occurrences(

@@ -34,26 +34,17 @@ class Signature:
     start: int
 
 
-def find_changed_calls(burst: Burst, language: str) -> tuple[str, list[Edit]] | None:
-    """The function's name and the edits of its calls in `burst.after`."""
+def find_changed_calls(burst: Burst, language: str, text: str | None = None) -> tuple[str, list[Edit]] | None:
+    """The function's name and the edits of its calls in `text`, another file of the same language; None: in
+    `burst.after`."""
     old = _find_signature(parse_tree(burst.before, language), burst.start, burst.old_end)
-    if old is None:
+    if old is None or (text is not None and old.name not in text):
         return None
     root = parse_tree(burst.after, language)
     new = _find_signature(root, burst.start, burst.new_end)
     if new is None or new.name != old.name or new.parameters == old.parameters:
         return None
-    return _call_edits(root, old, new)
-
-
-def find_calls_in(text: str, language: str, burst: Burst) -> list[Edit]:
-    """The same for another file of the same language."""
-    old = _find_signature(parse_tree(burst.before, language), burst.start, burst.old_end)
-    new = _find_signature(parse_tree(burst.after, language), burst.start, burst.new_end)
-    if old is None or new is None or new.name != old.name or old.name not in text:
-        return []
-    found = _call_edits(parse_tree(text, language), old, new)
-    return found[1] if found else []
+    return _call_edits(root if text is None else parse_tree(text, language), old, new)
 
 
 def _find_signature(root: SgNode, start: int, end: int) -> Signature | None:

@@ -17,7 +17,7 @@ from keystroke.assist.next_edit.prompt import CHANGES, RecentChange
 from keystroke.assist.next_edit.question import PredictedEdits, changes_in_burst
 from keystroke.assist.next_edit.rename import find_rename, find_uses, is_top_level
 from keystroke.assist.next_edit.repeat import find_repetition
-from keystroke.assist.next_edit.signature import find_calls_in, find_changed_calls
+from keystroke.assist.next_edit.signature import find_changed_calls
 from keystroke.text import Dropped, Edit, rebase
 from keystroke.text.rebase import DropReason
 
@@ -93,7 +93,7 @@ class RuleSearch:
                 if edits or elsewhere:
                     return Cause.RENAME, f"Rename {old} to {new}", edits, elsewhere
             calls = find_changed_calls(burst, language)
-            far = {b: found for b, o in others.items() if (found := find_calls_in(o, language, burst))}
+            far = {b: hit[1] for b, o in others.items() if (hit := find_changed_calls(burst, language, o))}
             if calls is not None or far:
                 title = f"Update calls of {calls[0]}" if calls else "Update calls in other files"
                 return Cause.SIGNATURE, title, calls[1] if calls else [], far

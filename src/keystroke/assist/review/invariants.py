@@ -113,18 +113,10 @@ def _is_ordered(value: Any) -> bool:
         return False
 
 
-def _is_distinct(value: Any) -> bool:
-    return len({repr(part) for part in value}) == len(value)
-
-
-def _numeric_arguments(item: ObservedCall) -> list[float]:
-    return [part for part in item.arguments if _is_number(item, part)]
-
-
 def _is_under_limit(item: ObservedCall, value: Any) -> bool:
     """Whether no number of the result exceeds the largest numeric argument."""
     numbers = value if isinstance(value, list) else [value]
-    limits = _numeric_arguments(item)
+    limits = [part for part in item.arguments if _is_number(item, part)]
     return not limits or max(numbers, default=0) <= max(limits)
 
 
@@ -132,7 +124,7 @@ _INVARIANTS: tuple[tuple[str, _About, _About], ...] = (
     ("it was never negative", _is_number, lambda item, value: value >= 0),
     ("no value was negative", _is_numbers, lambda item, value: min(value) >= 0),
     ("it was in order", _is_sequence, lambda item, value: _is_ordered(value)),
-    ("nothing was in it twice", _is_sequence, lambda item, value: _is_distinct(value)),
+    ("nothing was in it twice", _is_sequence, lambda item, value: len(set(map(repr, value))) == len(value)),
     (
         "it began and ended with a letter or a digit",
         _is_text,
