@@ -1,1 +1,1 @@
-"""Engines: tokens in, tokens out. Nothing here knows the wire, the gateway or an editor."""
+"""Engines: tokens in, tokens out. Nothing here depends on the wire format, the gateway or an editor."""

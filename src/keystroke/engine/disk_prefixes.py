@@ -71,7 +71,7 @@ class DiskPrefixes:
         for entry in self._list_entries():
             if entry.about.scope == mine:
                 shared = common_prefix(entry.about.tokens, tokens)
-                if entry.about.states:  # a recurrent model goes on from one of its states only
+                if entry.about.states:  # a recurrent model can only continue from one of its states
                     shared = max((at for at in entry.about.states if at <= shared), default=0)
                 if shared > length and shared >= WORTH_KEEPING:
                     best, length = entry, shared

@@ -93,7 +93,7 @@ class Chunk:
             yield Chunk(text, (token,), self.logprobs[i : i + 1], self.finish if last else None)
 
     def joined(self, after: Chunk) -> Chunk:
-        """One chunk that says what this one and the next say."""
+        """This chunk and the next as one."""
         known = len(self.ends) == len(self.tokens) and len(after.ends) == len(after.tokens)
         ends = (*self.ends, *(len(self.text) + end for end in after.ends)) if known else ()
         return Chunk(

@@ -79,7 +79,7 @@ class Mixer:
     def mixture(
         self, tokens: Sequence[int], draft: Sequence[int] = (), left: Remaining = _no_text
     ) -> Mixture | None:
-        """The mixture after `tokens`, the answer so far, and `draft`. `left`: the text that must come next
+        """The mixture after `tokens`, the answer so far, and `draft`. `left`: the text that must follow
         after a draft (token healing); None in the middle of a character."""
         due = left(draft)
         return None if due is None else self._mixture([*tokens, *draft], due)

@@ -1,4 +1,4 @@
-"""Snapshots of recurrent states, from which sessions of hybrid models go on.
+"""Snapshots of recurrent states, from which sessions of hybrid models continue.
 
 A state has read every token up to a position and cannot be cut like a KV cache. Snapshots are immutable and
 shared by sessions; all those of an engine stay within a budget, the oldest are dropped first.
@@ -58,7 +58,7 @@ class Snapshot(Generic[Arrays]):
 
 
 class SnapshotStore(Generic[Arrays]):
-    """Bounds the bytes of all snapshots of an engine. Those that nobody refers to any more do not count."""
+    """Bounds the bytes of all snapshots of an engine. Snapshots without a reference do not count."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -73,7 +73,7 @@ class SnapshotStore(Generic[Arrays]):
         return nbytes <= self.budget
 
     def hold(self, arrays: Arrays, nbytes: int) -> Snapshot[Arrays] | None:
-        """A snapshot of `arrays`, which nobody may write to; None if it does not fit."""
+        """A snapshot of `arrays`, which must not be written to any more; None if it does not fit."""
         if not self.fits(nbytes):
             return None
         while self.nbytes + nbytes > self.budget:

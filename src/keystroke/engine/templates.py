@@ -144,7 +144,7 @@ class ChatTemplate:
 
 
 def reasoning_variables(source: str, effort: str | None) -> dict[str, Any]:
-    """The variables by which a template is told how much to reason; none for one that has no such choice.
+    """The template variables that set how much to reason; none for one that has no such choice.
     `effort`: none, minimal, low, medium, high or xhigh; None: as the template has it."""
     variables: dict[str, Any] = {}
     if effort is not None and "enable_thinking" in source:

@@ -28,7 +28,7 @@ class AttemptStream(ABC):
 
     @abstractmethod
     def redirect(self, tokens: Sequence[int]) -> None:
-        """End the answer, append `tokens`, and start a new answer behind them; computed tokens are kept."""
+        """End the answer, append `tokens`, and start a new answer after them; computed tokens are kept."""
 
     @abstractmethod
     def close(self) -> None:
@@ -39,7 +39,7 @@ AttemptChunk = tuple[AttemptStream, str, Finish | None]
 
 
 class Decoder(ABC):
-    """`width` streams at a time take about as long as two one after the other, or less."""
+    """`width` streams at a time take about as long as two in sequence, or less."""
 
     width: int
     slows: bool = False  # whether a stream is noticeably slower in company

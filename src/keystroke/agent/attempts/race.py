@@ -70,7 +70,7 @@ class Race:
         busy: BusyClock | None = None,
     ) -> None:
         """`samplings` holds one sampling per attempt. `steer` is called between steps: its tokens are
-        appended to what each attempt has written, and the answer starts again behind them. `on_attempt` is
+        appended to what each attempt has written, and the answer starts again after them. `on_attempt` is
         called on this thread when an attempt has ended or was checked. `busy` counts the time in which the
         model computes. The race closes the decoder."""
         if not samplings:
@@ -153,7 +153,7 @@ class Race:
         return prompt
 
     def _redirect(self, tokens: Sequence[int]) -> None:
-        """End every running answer and start it again behind `tokens`."""
+        """End every running answer and start it again after `tokens`."""
         self._prompt = [*self._prompt, *tokens]  # for attempts yet to start
         for runner in self._live.values():
             runner.stream.redirect(tokens)

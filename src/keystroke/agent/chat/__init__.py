@@ -1,1 +1,1 @@
-"""Models that answer, local or behind a server, behind one interface (`model.ChatModel`)."""
+"""Chat models, local or on a server, with one interface (`model.ChatModel`)."""

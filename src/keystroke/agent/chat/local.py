@@ -1,7 +1,7 @@
 """A model on this machine: one session keeps its KV cache from turn to turn.
 
 Drives the engine on the calling thread. A redirected answer keeps every token computed: the user's line is
-inserted behind the text written so far.
+inserted after the text written so far.
 """
 
 from __future__ import annotations

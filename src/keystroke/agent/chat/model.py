@@ -188,7 +188,7 @@ class ModelAnswer(ABC):
 
     @abstractmethod
     def _interject(self, line: str) -> None:
-        """Make `_pieces` continue behind `line`. Text that was written before it takes effect is added to
+        """Make `_pieces` continue after `line`. Text that was written before it takes effect is added to
         `text`."""
 
     def _add_call_delta(self, delta: ToolCallDelta) -> None:
@@ -218,7 +218,7 @@ class RequestStream(ModelAnswer):
 
     @abstractmethod
     def _request(self) -> Generator[str]:
-        """Send `messages` and yield the text that comes back."""
+        """Send `messages` and yield the text of the response."""
 
     def _interject(self, line: str) -> None:
         self._redirected = True
@@ -288,7 +288,7 @@ class ChatModel(ABC):
         return Reply(stream.text, stream.calls, stream.finish or Finish.STOP, added, receipt)
 
     def sample(self, request: SamplingRequest) -> SamplingResult:
-        """Several checked attempts at one answer: here one after the other until one passes; models whose
+        """Several checked attempts at one answer: here in sequence until one passes; models whose
         sessions can be forked make them at the same time."""
         from keystroke.agent.attempts import (
             Attempt,
@@ -383,7 +383,7 @@ class CompletionModel(ChatModel):
             raise UnsupportedModel(no_chat_template(self.name))
 
     def check_language(self, language: str | None) -> None:
-        """Raise UnsupportedModel where the model's card says that it was not trained on the language."""
+        """Raise UnsupportedModel where the model's card lists languages and this one is not among them."""
         trained = self.facts.languages
         if trained is not None and language is not None and language not in trained:
             from keystroke.analysis.syntax import language_name  # here: grammars take time to load

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible server.
+"""A model on an OpenAI-compatible server.
 
 The server holds no session for us, so a redirection sends the longer conversation again; its prefix cache
 makes that cheap. Tool calls are the server's own. Nothing is sent anywhere but to the endpoint given.

@@ -1,4 +1,4 @@
-"""What the user says while a model works: lines to add to the conversation, or a request for the deep model.
+"""The user's input while a model works: lines to add to the conversation, or a request for the deep model.
 
 Any thread may write to a `Steering`; the thread that generates the answer reads it.
 """

@@ -1,4 +1,4 @@
-"""Solves tasks one after the other, in every configuration, and scores the solutions.
+"""Solves tasks in sequence, in every configuration, and scores the solutions.
 
 Solving runs on the engine's thread, one task at a time, so that its time is measured alone; scoring runs
 on other threads. Results are recorded in the order of the tasks, as soon as they are scored. An error while

@@ -19,7 +19,7 @@ _TRIES = 4
 
 
 def normalise_name(name: str) -> str:
-    """The form under which an index knows a project."""
+    """A project's name as package indexes normalise it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -60,7 +60,7 @@ class Approvals:
 
     def approve_change(self, plan: EditPlan) -> ApprovalDecision:
         """Whether a change may be applied, and which of its hunks. A change of files that run by
-        themselves always needs approval: nobody is asked again when they run."""
+        themselves always needs approval: there is no other question before they run."""
         if self._level is not ApprovalLevel.ALL and not plan.auto_executed():
             return ApprovalDecision(True)
         text = f"Make this change ({plan.sentence()})?"

@@ -18,7 +18,7 @@ from keystroke.agent.workspace import Overlay
 _SLOW_S = 3.0  # seconds of the whole command below which narrowing it costs more than it saves
 _MOST = 20  # tests named on a command line
 _PYTEST = re.compile(r"((?:[\w./-]+ -m )?(?:[\w./-]*/)?pytest)((?: [\w./:=,-]+)*)")
-_VALUED = frozenset({"-k", "-m", "-p", "-n", "-c", "-o", "-W", "-r"})  # options with a value behind them
+_VALUED = frozenset({"-k", "-m", "-p", "-n", "-c", "-o", "-W", "-r"})  # options that take a value
 _FAILING = re.compile(r"^(?:FAILED|ERROR) (\S+::\S+)", re.MULTILINE)
 
 

@@ -1,6 +1,6 @@
 """One task, from an instruction to a change that is applied, or to the reason why there is none.
 
-The order of work: a strategy for the model at hand, the deep model where that one fails, a review, one
+The order of work: a strategy for the task's model, the deep model where that one fails, a review, one
 edit of the workspace that `undo` reverts. However a task ends, its record says how far it came, its
 temporary copies are removed, and one `EndedEvent` is the last event.
 """
@@ -138,7 +138,7 @@ class AgentTask:
 
     def _failure_line(self, task: TaskState) -> str:
         lines = [line.strip() for line in (task.failure or task.refused).splitlines() if line.strip()]
-        reason = f": {lines[-1]:.120}" if lines else ""  # the last line usually says what went wrong
+        reason = f": {lines[-1]:.120}" if lines else ""  # the last line usually names the error
         if not task.overlay.texts or self._files.store is None:
             return f"no change that passes was found{reason}; nothing was changed"
         counts = count_tests(task.last_check.output) if task.last_check is not None else PassFailTally()

@@ -1,4 +1,4 @@
-"""Adds up the time in which something is under way, however many things are at once."""
+"""Adds up the time in which at least one activity is running."""
 
 from __future__ import annotations
 

@@ -40,11 +40,11 @@ _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _MOUNT_SETATTR, _LL_CREATE, _LL_ADD, _LL_RESTRICT = 442, 444, 445, 446
 _SECCOMP_FILTER, _SECCOMP_NEW_LISTENER = 1, 1 << 3
 _GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 1  # of a network interface
-_SET_SIGNAL = 10  # fcntl: the signal that tells of a descriptor's state
+_SET_SIGNAL = 10  # fcntl: the signal that reports a descriptor's state
 
 # Landlock's rights over files, by the version of its interface that knows them
 _LL_EXECUTE, _LL_READ_FILE, _LL_READ_DIR = 1 << 0, 1 << 2, 1 << 3
-_LL_FILE = 1 << 1 | _LL_EXECUTE | _LL_READ_FILE | 1 << 14 | 1 << 15  # what a rule for a single file may say
+_LL_FILE = 1 << 1 | _LL_EXECUTE | _LL_READ_FILE | 1 << 14 | 1 << 15  # what a rule for a single file may allow
 _LL_READ = _LL_EXECUTE | _LL_READ_FILE | _LL_READ_DIR
 _LL_CONNECT_TCP = 1 << 1
 _LL_SCOPES = 0b11  # abstract sockets, signals

@@ -319,6 +319,6 @@ def _relay(client: socket.socket, server: socket.socket, most: int | None) -> No
             else:
                 ready.unregister(number)
                 del ways[number]
-                if source is server or most is None:  # a proxy may take the end of a request for a hang-up
+                if source is server or most is None:  # a proxy may treat the end of a request as a disconnect
                     with contextlib.suppress(OSError):
                         target.shutdown(socket.SHUT_WR)

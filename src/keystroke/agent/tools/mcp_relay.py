@@ -1,4 +1,4 @@
-"""Passes the output of an MCP server on. Ends the server when a message is too long or nobody reads any more,
+"""Passes the output of an MCP server on. Ends the server when a message is too long or its reader is gone,
 also where the reader was killed and the server is silent.
 
 Runs as a program of its own (`python -I -S mcp_relay.py BYTES COMMAND...`), so it imports only the standard

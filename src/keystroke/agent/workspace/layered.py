@@ -1,7 +1,7 @@
 """A large workspace in two layers: the user's files below, which the kernel never writes, and a folder above
 that takes what differs from them.
 
-The upper layer is built anew by each `sync`: files that the task changed, and whiteouts over files that it
+The upper layer is rebuilt by each `sync`: files that the task changed, and whiteouts over files that it
 removed and over secrets. What a command changed is what it added to the upper layer, so neither takes longer
 in a larger workspace, except for a look at its names.
 """

@@ -1,7 +1,7 @@
 """File changes in memory, over the workspace as it was when each file was first read.
 
 Nothing on disk changes before `plan().apply(journal)`, which applies all changes as one edit that `undo`
-reverts, or none where a file was changed by somebody else meanwhile. A path out of the workspace, into the
+reverts, or none where a file was changed meanwhile. A path out of the workspace, into the
 repository's own files or to a secret is Forbidden. Links are resolved, so a file has one name.
 """
 

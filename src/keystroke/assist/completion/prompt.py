@@ -16,7 +16,7 @@ from keystroke.errors import ContextOverflow, InputError
 AFTER_SHARE = 4  # at most one token in four is for the text after the cursor, unless there is room left
 CONTROL_TOKENS = 8  # room for the format's control tokens
 LONGEST_TOKEN = 16  # characters; avoids encoding a whole large file
-CHARACTERS_PER_TOKEN = 3  # of code, where no tokenizer is at hand
+CHARACTERS_PER_TOKEN = 3  # of code, where there is no tokenizer
 
 
 @dataclass(frozen=True, slots=True)

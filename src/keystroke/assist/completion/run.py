@@ -14,7 +14,7 @@ from keystroke.engine.generation import Chunk, Finish, Generation, GenerationPar
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter
 
-DEFAULT_TOKENS = 128  # of an answer, where the request does not say
+DEFAULT_TOKENS = 128  # of an answer, where the request sets no limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,10 @@ class SuggestionStream:
     ending: Ending
     predictor: Predictor | None = None  # mixed into the model's probabilities
     text: str = ""  # what is settled of the answer, without the repeated half word
-    done: bool = False  # nothing more will come
-    complete: bool = True  # it ended by itself, not for want of tokens
+    done: bool = False  # no more text follows
+    complete: bool = True  # it ended by itself, not at the token limit
     visible_end: int = 0  # length of the beginning that is on the screen already; 0: none
-    rejected_at: int | None = None  # number of typed characters for which no beginning is worth showing
+    rejected_at: int | None = None  # number of typed characters for which no beginning is to be shown
     _raw: str = ""
     _ends: list[int] = field(default_factory=list)
     _logprobs: list[float] = field(default_factory=list)

@@ -199,7 +199,7 @@ class PromptWindow:
 
     def _update_suffix(self, text: str, cursor: int, refresh: bool) -> None:
         _, end = line_at(text, cursor)
-        # Closing brackets that an editor adds come and go with the keys, so they are left out.
+        # An editor adds and removes closing brackets while the user types, so they are left out.
         start = end if only_closers(text[cursor:end]) else cursor
         fim = self._model.fim
         assert fim is not None

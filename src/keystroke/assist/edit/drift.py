@@ -186,7 +186,7 @@ def _remarks_above(removed: Sequence[_Line], line: _Line) -> list[str]:
 
 def _match_lines(before: Sequence[_Line], after: Sequence[_Line]) -> dict[int, int]:
     """Which old line each new one replaces, in order: the most similar, or its position where as many lines
-    come as go."""
+    are added as removed."""
     if len(before) == len(after):
         return {number: number for number in range(len(after))}
     found: dict[int, int] = {}

@@ -18,7 +18,7 @@ _MEANT_UNUSED = re.compile(
     r"unused|ignor|placeholder|compatib|reserved|for later|signature|interface|override|callback|stub",
     re.IGNORECASE,
 )
-# An instruction that says nothing about what the parameter is for.
+# An instruction that does not say what the parameter is for.
 _ONLY_ADD = re.compile(
     r"\s*(?:please\s+)?add\s+(?:an?\s+|the\s+)?(?:\w+\s+){0,3}?(?:parameter|argument|param|arg|keyword)s?\b"
     r"[^.;:]{0,60}?(?:\bto\s+[`'\"]?[\w.]+(?:\(\))?[`'\"]?)?"

@@ -74,7 +74,7 @@ def parse_envelope(answer: str) -> list[Operation]:
 
 
 def _parse_update(path: str, section: Sequence[str]) -> list[Operation]:
-    """The hunks of one file. Several @@ lines one below the other narrow the place down step by step."""
+    """The hunks of one file. Consecutive @@ lines narrow the place down step by step."""
     operations: list[Operation] = []
     to: str | None = None
     within: list[str] = []

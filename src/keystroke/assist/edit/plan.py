@@ -192,7 +192,7 @@ def rule_warnings(plan: EditPlan, rules: str) -> tuple[str, ...]:
 
 
 def plan_patch(workspace: Workspace, patch: str) -> EditPlan:
-    """Plan a patch somebody wrote: search/replace blocks, an `apply_patch` envelope or a unified diff."""
+    """Plan a patch from elsewhere: search/replace blocks, an `apply_patch` envelope or a unified diff."""
     instruction = "apply a patch"
     sources: dict[str, WorkspaceFile] = {}
 

@@ -67,7 +67,7 @@ def find_violation(old: str, new: str, path: str, rules: str) -> str | None:
 
 
 def command_for_tests(rules: str) -> str | None:
-    """The command with which the rules say to run the tests."""
+    """The command for the tests that the rules name."""
     for line in _split_sentences(rules):
         if (found := _TESTS.search(line)) is not None and not _FORBIDS.search(line[: found.start()]):
             return (found[1] or found[2]).strip()

@@ -248,7 +248,7 @@ class _EditRun:
     def _ask_all(
         self, ways: Sequence[tuple[Region, float]], seed: int = 0
     ) -> Generator[RewriteQuestion, Answer, list[str]]:
-        """The usable answers of all ways: whole files."""
+        """The usable answers of all candidates: whole files."""
         task = self.task
         text = task.files[ways[0][0].path]
         questions = [

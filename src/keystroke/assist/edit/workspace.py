@@ -241,7 +241,7 @@ class Workspace:
     def _restore(
         self, target: Path, data: bytes | None, written: bytes | None, mode: int | None, tag: str
     ) -> bool:
-        """Restore a replaced file; False where that fails, or somebody changed what was written."""
+        """Restore a replaced file; False where that fails, or the written file was changed since."""
         try:
             with contextlib.ExitStack() as cleanup:
                 now = target.read_bytes() if target.exists() else None

@@ -1,1 +1,1 @@
-"""Fixes written by a model, for what no rule mends."""
+"""Fixes written by a model, for failures that no rule repairs."""

@@ -8,7 +8,7 @@ format. A prompt that it does not understand completely is not recognised and go
               <|file_sep|>current/PATH:A:B LINES <|file_sep|>updated/...
     Zeta 2    <[fim-suffix]>BELOW<[fim-prefix]>...<filename>PATH ABOVE
               <<<<<<< CURRENT LINES ======= <[fim-middle]>; or with <|fim_prefix|>
-              and its kin, in any of their orders
+              and the related marks, in any order
     Zeta 2.1  as Zeta 2, the lines cut into blocks by <|marker_1|>, <|marker_2|>, ... in place of CURRENT
 """
 

@@ -1,4 +1,4 @@
-"""The next edit as the model reads it: what was changed lately, and one place that may have to follow.
+"""The prompt for the next edit: recent changes, and one place that may have to change too.
 
 One builder for training and for live use, over lines and an encoder alone; it knows no buffers and no
 engine. History comes first, so that every place asked about shares its tokens; newest last, oldest left out.
@@ -39,7 +39,7 @@ REGION = 12  # lines that may be rewritten at once
 ABOVE, BELOW = 4, 4  # lines around it that are only read
 HISTORY_TOKENS, CHANGE_TOKENS, CHANGES = 320, 72, 8
 REGION_TOKENS, AROUND_TOKENS = 240, 56
-# At most 64 of path and marks come on top: a prompt stays under 700 tokens.
+# Path and marks add at most 64: a prompt stays under 700 tokens.
 _PATH_CHARACTERS = 80
 
 Encode = Callable[[str], Sequence[int]]
@@ -231,7 +231,7 @@ def fitting_region(
 
 
 def join_newest(newest_first: Iterable[Sequence[int]], room: int, least: int = 0) -> list[int]:
-    """The tokens of the changes that fit, oldest first; `least` of them come in any case."""
+    """The tokens of the changes that fit, oldest first; at least `least` of them."""
     kept: list[Sequence[int]] = []
     for tokens in newest_first:
         room -= len(tokens)

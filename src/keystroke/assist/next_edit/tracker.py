@@ -124,7 +124,7 @@ class NextEditTracker:
         self._trail: deque[RecentChange] = trail if trail is not None else deque(maxlen=CHANGES)
         self._dismissed: deque[tuple[str, str]] = deque(maxlen=_MOST_DISMISSED)
         self._accepted_last: Burst | None = None  # the model's edit that was just accepted
-        self._baseline = text  # the text before the burst under way
+        self._baseline = text  # the text before the current burst
         self._span: tuple[int, int] | None = None  # of the burst, in the text as it is now
         self._history: deque[Burst] = deque(maxlen=_HISTORY)
         self._count = 0

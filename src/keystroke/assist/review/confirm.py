@@ -22,7 +22,7 @@ _LETTER = re.compile(r"\b(A|B|both|neither|none)\b", re.IGNORECASE)
 
 
 def new_has_defect(file: ChangedFile, line: int, claim: str, writer: Writer) -> bool:
-    """Whether the model finds the claimed defect in the new version alone, whichever comes first."""
+    """Whether the model finds the claimed defect in the new version alone, in either order."""
     pair = _find_versions(file, line)
     if pair is None:
         return False

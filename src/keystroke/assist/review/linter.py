@@ -1,7 +1,7 @@
 """The project's own linter: ruff, where the project has configured it and it is installed.
 
 The text is given on standard input, so nothing is written and nothing of the project is run. Only the
-ruff of the user's PATH or of this installation is used, never a program that lies in the workspace.
+ruff of the user's PATH or of this installation is used, never a program in the workspace.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _is_configured(root: Path) -> bool:
 
 
 def lint(program: str, root: Path, file: ChangedFile) -> list[ReviewFinding]:
-    """What ruff says about the changed lines of a file."""
+    """Ruff's findings on the changed lines of a file."""
     document = Document(file.text)
     found: list[ReviewFinding] = []
     for item in _run_ruff(program, root, file.path, file.text):

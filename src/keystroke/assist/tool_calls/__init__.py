@@ -1,1 +1,1 @@
-"""Tool calls: what a model is told of its tools, the grammar it calls them in, and reading its calls."""
+"""Tool calls: the tools shown to a model, the grammar of its calls, and their parsers."""

@@ -256,7 +256,7 @@ class _Writer:
         self._rules.append("start: unmarked? piece* TEXT" if parallel else f"start: {alone}")
 
     def _write_marked_calls(self, parallel: bool) -> None:
-        """Any text; behind the form's mark, a call."""
+        """Any text; after the form's mark, a call."""
         thought = self._thought_term("TEXT")
         self._rules += [
             f"piece: {self._marked_call_term()}",
@@ -275,7 +275,7 @@ class _Writer:
         return "thought? "
 
     def _marked_call_term(self) -> str:
-        """A call behind its mark, which is a control token where the tokenizer has one."""
+        """A call after its mark, which is a control token where the tokenizer has one."""
         mark, closing = self._form.before.strip(), self._form.after.strip()
         token, closed = self._tokenizer.special(mark), self._tokenizer.special(closing)
         if token is None:
@@ -318,7 +318,7 @@ def _beginnings_pattern(mark: str) -> str:
 
 
 def _path_pattern(path: str) -> str:
-    """The pattern of the ways to name a file that was named so once."""
+    """The pattern of all paths that name the same file as `path`."""
     named = _escape_pattern(path.removeprefix("./"))
     if not path.startswith("/"):
         return rf"(.*\/)?{named}"

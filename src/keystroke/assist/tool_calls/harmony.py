@@ -30,7 +30,7 @@ _LONGEST_HEADER = 600  # characters
 
 
 class HarmonyParser:
-    """Splits a streamed answer into text, reasoning and calls. `parallel` False: text behind the first call
+    """Splits a streamed answer into text, reasoning and calls. `parallel` False: text after the first call
     is not read."""
 
     def __init__(self, toolset: Toolset, *, parallel: bool = True) -> None:

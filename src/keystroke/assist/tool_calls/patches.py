@@ -59,7 +59,7 @@ def patch_from_call(name: str, arguments: Any) -> str | None:
 
 
 def join_patches(patches: Sequence[str]) -> str:
-    """One patch that does what several do, one after the other."""
+    """Several patches as one, in order."""
     return _join_patch(*(line for patch in patches for line in patch.strip("\n").split("\n")[1:-1]))
 
 

@@ -25,14 +25,14 @@ from keystroke.assist.tool_calls.tools import ShownTool
 
 
 class ParameterCall:
-    """A call whose parameters come one after another, each value as plain text."""
+    """A call whose parameters follow one another, each value as plain text."""
 
     def __init__(self, shown: ShownTool) -> None:
         self._shown = shown
         self._values: dict[str, Any] = {}
         self._key = ""
         self._text: list[str] = []  # of a value that is emitted when it is complete
-        self._streams = False  # whether the value is emitted as it comes
+        self._streams = False  # whether the value is emitted while it is written
 
     @property
     def names(self) -> frozenset[str]:
@@ -105,7 +105,7 @@ class ParameterCall:
 
 
 def _schema_types(schema: Any) -> frozenset[str]:
-    """The types that a schema allows; empty where it does not say."""
+    """The types that a schema allows; empty where it states none."""
     if not isinstance(schema, dict):
         return frozenset()
     found: set[str] = set()
@@ -149,5 +149,5 @@ class JsonCall:
         return self.as_text() if payload is None else [ToolCallSegment(self._shown.tool, payload)]
 
     def as_text(self) -> list[Segment]:
-        """What was held back of an edit that is no call."""
+        """The buffered text of an edit that turned out to be no call."""
         return [TextSegment(self._head + "".join(self._text))] if self._shown.is_edit else []

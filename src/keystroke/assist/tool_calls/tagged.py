@@ -67,7 +67,7 @@ def tagged_call(tags: Tags, toolset: Toolset, text: str) -> tuple[TaggedCall, in
 
 
 class TaggedCall:
-    """Reads one call from behind its head to its end."""
+    """Reads one call from the end of its head."""
 
     def __init__(self, tags: Tags, call: ParameterCall) -> None:
         self._tags = tags
@@ -80,7 +80,7 @@ class TaggedCall:
         return self._call.begin()
 
     def read(self, text: str, *, final: bool = False) -> tuple[list[Segment], str]:
-        """The segments that `text` completes, and what is left of it. `final`: nothing more comes."""
+        """The segments that `text` completes, and what is left of it. `final`: the text has ended."""
         out: list[Segment] = []
         more = True
         while more and not self.ended:
@@ -131,7 +131,7 @@ class TaggedCall:
         return False, text[end:]
 
     def _continues_call(self, rest: str, final: bool) -> bool | None:
-        """Whether `rest` continues the call behind a value: with a parameter or its end; None: undecided."""
+        """Whether `rest` continues the call after a value, with a parameter or its end; None: undecided."""
         tags = self._tags
         if rest.startswith(tags.end):
             return True

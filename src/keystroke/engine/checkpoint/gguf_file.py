@@ -145,7 +145,7 @@ def _unpair_rows(data: npt.NDArray[np.generic], heads: int) -> npt.NDArray[np.ge
 
 
 def _stack_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Matrices of experts, one below the other, as one matrix."""
+    """The shape of stacked experts as one matrix: their rows follow one another."""
     return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
 
 

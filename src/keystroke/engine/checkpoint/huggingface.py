@@ -52,7 +52,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         check_shapes(self.spec, self._shape)
 
     def _source(self, name: str) -> TensorSource:
-        """Where a tensor lies. MLX stacks experts, under a name of its own."""
+        """Where a tensor is stored. MLX stacks experts, under another name."""
         for stacked in (name.replace(".mlp.experts.", ".mlp.switch_mlp."), name):
             if ".mlp.experts." in name and stacked in self._home:
                 return TensorSource((stacked,), flat=name.endswith(".bias"))
@@ -172,7 +172,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         return words, scales, offsets, groups
 
     def _groups_of(self, name: str) -> AffineGroups | None:
-        """How a stored tensor is quantised in MLX's way; None if it is not."""
+        """How MLX quantised a stored tensor; None if it did not."""
         if self._groups is None or f"{name.removesuffix('.weight')}.scales" not in self._home:
             return None
         return self._groups.named(name)

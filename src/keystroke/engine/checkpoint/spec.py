@@ -408,7 +408,7 @@ class Checkpoint(ABC):
         return self.raw(name)[1]
 
     def read_predictor(self) -> None:
-        """Read the predictor too, if the files hold one; `spec.predictor` tells. Raises ModelDamaged."""
+        """Read the predictor too, if the files hold one; see `spec.predictor`. Raises ModelDamaged."""
         if self._has_predictor():
             self.spec = replace(self.spec, predictor=True)
             check_shapes(self.spec, self._shape)

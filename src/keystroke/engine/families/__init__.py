@@ -46,7 +46,7 @@ _NO_GEMMA_4 = (
     "Gemma 4 does not run here: its layers have heads of two sizes, and so have its keys and values, where "
     "every engine has one size"
 )
-# Architectures that people ask for and that are refused for a reason worth saying.
+# Architectures that users ask for and that are refused, with the reason to report.
 _REFUSED = dict.fromkeys(("gemma4", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), _NO_GEMMA_4)
 
 

@@ -7,7 +7,7 @@ from keystroke.engine.families.config_file import read_llama
 from keystroke.engine.families.family import ConfigFile, Family
 from keystroke.engine.families.gguf_fields import read_llama_gguf
 
-_MISTRAL_WINDOW = 4096  # where a configuration does not say
+_MISTRAL_WINDOW = 4096  # where a configuration does not state it
 
 
 def read_config(file: ConfigFile) -> ModelSpec:

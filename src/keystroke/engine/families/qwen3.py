@@ -8,7 +8,7 @@ from keystroke.engine.families.family import ConfigFile, Family
 from keystroke.engine.families.gguf_fields import read_llama_gguf
 from keystroke.engine.families.llama import windowed_layers
 
-HEAD_DIM = 128  # where a configuration does not say
+HEAD_DIM = 128  # where a configuration does not state it
 
 
 def read_config(file: ConfigFile) -> ModelSpec:

@@ -156,7 +156,7 @@ class PartialDownload:
         )
 
     def _resumable_error(self, kind: type[KeystrokeError], problem: str) -> KeystrokeError:
-        """An error that says how much is kept for the next attempt."""
+        """An error that states how many bytes are kept for the next attempt."""
         here = len(self.parts) - len(self.missing)
         if here:
             problem += (

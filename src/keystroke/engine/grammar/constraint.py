@@ -128,7 +128,7 @@ def gbnf(text: str, *, origin: str = "grammar") -> Constraint:
         return lark(any_to_lark(text), origin=origin)
     except GrammarError:
         raise
-    except Exception as error:  # the converter raises whatever its own parsing meets
+    except Exception as error:  # the converter raises any error of its parser
         raise GrammarError.of(origin, f"is not a GBNF grammar: {_first_line(error)}.") from error
 
 

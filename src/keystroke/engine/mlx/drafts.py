@@ -39,7 +39,7 @@ class MlxDrafter(LayerDrafter, ABC):
     def step(
         self, embedded: mx.array, before: mx.array, position: int, kept: LayerCache
     ) -> tuple[mx.array, LayerCache]:
-        """The layer's own stream after one token, with which it can go on, and its keys and values."""
+        """The layer's own stream after one token, from which it can continue, and its keys and values."""
 
     @abstractmethod
     def logits(self, stream: mx.array) -> mx.array: ...

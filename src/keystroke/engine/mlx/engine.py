@@ -294,7 +294,7 @@ class MlxSession(HostSession):
             newest = [streams[row] for row in range(max(len(tokens) - rows - KEPT_STREAM, 0), len(tokens))]
             self.streams.replace(start, end, newest)
             wanted += newest
-        # Replaced before anything is computed: arrays that nobody else holds are written in place.
+        # Replaced before anything is computed: arrays without another reference are written in place.
         memory.kv = run.cache
         wanted += [array for layer in memory.kv for array in layer]
         if recurrent is not None:

@@ -1,7 +1,7 @@
 """The forward pass in MLX, from the specification of a model.
 
 Keys and values are immutable arrays that each run replaces: sessions share them until one of them writes, and
-MLX reuses the memory where nobody else holds it.
+MLX reuses the memory where there is no other reference.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class MlxRecurrentState:
         return max((at for at, kept in self.snapshots.items() if kept.arrays is not None), default=0)
 
     def saved_states(self, length: int) -> dict[int, list[Float32]]:
-        """What is worth writing to disk, by position: the newest states up to `length`, and the first."""
+        """The states to write to disk, by position: the newest ones up to `length`, and the first."""
         found = {at: kept.arrays for at, kept in self.snapshots.items() if kept.arrays is not None}
         if 0 < self.position <= length:
             found[self.position] = self.states

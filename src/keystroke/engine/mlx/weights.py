@@ -2,7 +2,7 @@
 
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K and Q5_K are groups of 32 codes with a scale and an offset already; only
 their scales are rounded to the compute type. MXFP4 is a type of MLX too. Types with other groups (Q6_K, Q3_K,
-Q2_K, IQ4) are quantised anew, in 8 bits.
+Q2_K, IQ4) are quantised again, in 8 bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ONNX backend as the registry knows it: whether it runs here, and how settings become an engine.
+"""The ONNX backend for the registry: whether it runs on this machine, and how it is loaded.
 
 Importing this module does not import ONNX Runtime.
 """

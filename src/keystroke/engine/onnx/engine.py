@@ -153,7 +153,7 @@ class OnnxEngine(Engine):
             mapped=stored is not None and bool(stored.tables),
             host_bytes=weight_bytes,
         )
-        if self._plan is not None:  # each session may come to hold a whole context
+        if self._plan is not None:  # each session may grow to a whole context
             fit = kv_budget // (self.info.kv_bytes_per_token * self.info.context_length)
             self.max_batch = max(1, min(self._plan.cheap_sequences, fit))
 

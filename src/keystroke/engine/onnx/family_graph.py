@@ -312,7 +312,7 @@ class FamilyBuilder(StoredBuilder):
 
 class PredictorBuilder(FamilyBuilder):
     """The predictor alone: `input_ids` and, for each of them, the stream of the token before in `previous` ->
-    `logits` of the tokens after, and `hidden`, the predictor's own stream, with which it can go on."""
+    `logits` of the tokens after, and `hidden`, the predictor's own stream, from which it can continue."""
 
     asks_rows = False
 

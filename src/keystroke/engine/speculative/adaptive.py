@@ -33,7 +33,7 @@ _ASSUMED = 0.8  # acceptance rate that an attempt assumes
 
 class AdaptiveDrafter(Drafter):
     """`cost[n]` is the time of a step over n rows relative to one row; see `measure_verify_cost`. Serves many
-    sequences, one after the other, and keeps what it learned."""
+    sequences in turn, and keeps what it learned."""
 
     def __init__(
         self, drafters: Sequence[Drafter], cost: Sequence[float], engine: EngineDrafter | None = None

@@ -26,7 +26,7 @@ class Drafter(ABC):
         """The sampling of the next sequence, for drafters that sample themselves."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start a sequence. A drafter may serve many, one after the other, and learn from all of them."""
+        """Start a sequence. A drafter may serve many in turn, and learn from all of them."""
         self.observe(prompt)
 
     def observe(self, tokens: Sequence[int]) -> None:  # noqa: B027 - optional

@@ -1,6 +1,6 @@
 """Several drafters in order of preference: the first that has a proposal is used.
 
-Every drafter observes the whole sequence; only the one whose draft was used is told its result.
+Every drafter observes the whole sequence; only the one whose draft was used receives its result.
 """
 
 from __future__ import annotations

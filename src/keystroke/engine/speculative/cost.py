@@ -51,7 +51,7 @@ def measure_verify_cost(
     measured: dict[int, float] = {1: 1.0} if limit < 2 else {}
     deadline = clock() + seconds
     with engine.session() as session:
-        # A token more than is rolled back to: a step right after an extend may know its logits.
+        # One token more than the rollback keeps: a step right after an extend may reuse its logits.
         session.extend([i % engine.info.vocab_size for i in range(1, max(limit, 1) + 2)])
         for rows in _ROWS:
             if limit + rows >= engine.info.context_length:

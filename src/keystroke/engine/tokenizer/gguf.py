@@ -186,7 +186,7 @@ def _build_spec(
     *,
     ignore_merges: bool,
 ) -> dict[str, Any]:
-    # The library numbers added tokens anew if the vocabulary lacks them; white space is text.
+    # The library renumbers added tokens that the vocabulary lacks; white space is text.
     spaces = {each["content"]: each["id"] for each in added if each["content"].isspace()}
     return {
         "version": "1.0",
