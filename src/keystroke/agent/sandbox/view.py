@@ -1,4 +1,4 @@
-"""The files that a command sees: the system's, its workspace and toolchains, but no home and no shared folder.
+"""The files that a command sees: the system's, its workspace and toolchains, but no home or shared folder.
 
 Folders that hold the files of users and the sockets of programs are replaced by empty ones, or left out where
 a sandbox cannot mount. Toolchains inside them are lent read-only. What is hidden stays hidden inside what is
