@@ -85,7 +85,7 @@ def test_a_cursor_is_asked_about_just_as_the_editor_asks(kind: FimCut) -> None:
         # A half word that the model is made to say again is part of the answer.
         before, parts = parts, said_again(parts)
         assert parts.text == before.text
-        assert parts.middle == asked.held + before.middle
+        assert parts.middle == asked.repeated + before.middle
         assert cursor_prompt(parts, header, PLAIN, 768) == asked.tokens
 
 

@@ -133,7 +133,7 @@ def score(
     answers = greedy(plain.model, [p.tokens for p in prompts], limit, ends, size, last)
     hits, similar, texts = 0, 0.0, []
     for case, prompt, answer in zip(cases, prompts, answers, strict=True):
-        text = plain.tokenizer.decode(answer.tokens).removeprefix(prompt.held)
+        text = plain.tokenizer.decode(answer.tokens).removeprefix(prompt.repeated)
         if one_line:
             text = text.split("\n", 1)[0]
         texts.append(text)

@@ -84,7 +84,7 @@ def _units(
 ) -> Iterator[OutlineUnit]:
     """The units of an owner, whose lines are `floor` to `ceiling`."""
     pending: int | None = None  # the first line of comments above the next definition
-    made: list[OutlineUnit] = []
+    units: list[OutlineUnit] = []
     for node in nodes:
         if not node.is_named():
             continue  # before its range, which is slow to compute on long lines
@@ -93,7 +93,7 @@ def _units(
         if span.end.column == 0 and last > first:
             last -= 1
         if "comment" in node.kind() or node.kind() in ("attribute_item", "decorator", "attribute_list"):
-            trailing = made and first < made[-1].end
+            trailing = units and first < units[-1].end
             if not trailing:
                 near = pending is not None and not any(not line.strip() for line in lines[pending:first])
                 pending = pending if near else first
@@ -102,16 +102,16 @@ def _units(
             continue
         if pending is not None and any(not line.strip() for line in lines[pending:first]):
             pending = None
-        start = max(first if pending is None else pending, made[-1].end if made else floor)
+        start = max(first if pending is None else pending, units[-1].end if units else floor)
         pending = None
         if last < start:
             continue  # shares its line with the one before
         unit = _unit(node, lines, owner, start, min(last + 1, ceiling))
-        if made and unit.kind is UnitKind.IMPORTS and made[-1].kind is UnitKind.IMPORTS:
-            made[-1] = OutlineUnit(UnitKind.IMPORTS, "", made[-1].start, unit.end, made[-1].header)
+        if units and unit.kind is UnitKind.IMPORTS and units[-1].kind is UnitKind.IMPORTS:
+            units[-1] = OutlineUnit(UnitKind.IMPORTS, "", units[-1].start, unit.end, units[-1].header)
         else:
-            made.append(unit)
-    yield from made
+            units.append(unit)
+    yield from units
 
 
 def _unit(node: SgNode, lines: list[str], owner: str, start: int, end: int) -> OutlineUnit:

@@ -40,7 +40,7 @@ def _repeat_question(prompt: str) -> str:
     _, found, rest = prompt.rpartition("[user]\n")
     if not found:
         return "pass"
-    message, _, begun = rest.partition(chr(10) + "[assistant]\n")
+    message, _, start = rest.partition(chr(10) + "[assistant]\n")
     answer = f"You said: {message.strip()}"
     # A resumed answer continues where it stopped.
-    return answer.removeprefix(begun) if begun and answer.startswith(begun) else answer
+    return answer.removeprefix(start) if start and answer.startswith(start) else answer

@@ -188,17 +188,19 @@ def recommend_deep(
     """The best model for instructions that runs here at a usable speed; None if there is none."""
     present = set(installed)
     fits = [fit(model, machine, installed=model.name in present) for model in models if model.role == "deep"]
-    usable = [one for one in fits if one.reason is None and one.model.rank > 0 and not one.tight]
-    quick = [one for one in usable if one.speed is None or one.speed >= SLOW]
+    usable = [item for item in fits if item.reason is None and item.model.rank > 0 and not item.tight]
+    quick = [item for item in usable if item.speed is None or item.speed >= SLOW]
     # Without a quick one, the smallest: it is slow, but less so than the others.
     if not quick:
-        best = min(usable, key=lambda one: one.model.read_bytes, default=None)
+        best = min(usable, key=lambda item: item.model.read_bytes, default=None)
     else:
-        capable = [one for one in quick if one.model.rank >= _CAPABLE] or quick
+        capable = [item for item in quick if item.model.rank >= _CAPABLE] or quick
         best = max(capable, key=_preference)
     # A busy machine measures slow: that is no reason to download a lesser model than the installed one.
     kept = max(
-        (one for one in usable if one.model.name in present), key=lambda one: one.model.rank, default=None
+        (item for item in usable if item.model.name in present),
+        key=lambda item: item.model.rank,
+        default=None,
     )
     if best is not None and kept is not None and best.model.name not in present:
         return kept if kept.model.rank > best.model.rank else best

@@ -25,11 +25,11 @@ def snapshot_position(
     """Where to take a snapshot after a run of tokens from `start` on, whose last `drafted` may be taken back;
     None for nowhere. A later prompt may turn off at the end of a message (a token of `ends`) and at the end
     of a prompt (of `length` tokens); besides, at intervals from the `newest` one."""
-    sure = start + len(run) - drafted
+    settled = start + len(run) - drafted
     border = run[len(run) - drafted - 1] in ends
-    ends_prompt = len(run) - drafted > 1 and sure == length
+    ends_prompt = len(run) - drafted > 1 and settled == length
     least = SNAPSHOT_LEAST if border or ends_prompt else SNAPSHOT_EVERY
-    return sure if sure - newest >= least else None
+    return settled if settled - newest >= least else None
 
 
 def run_to_border(tokens: Sequence[int], start: int, chunk: int, ends: Collection[int]) -> int:

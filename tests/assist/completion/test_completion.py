@@ -111,7 +111,7 @@ class TestPrompt:
     def test_without_marks_only_the_text_before_counts_and_its_last_spaces_are_held_back(self) -> None:
         chosen = model()
         prompt = build_prompt(chosen, "def f():\n    ", "after", budget=100, max_tokens=10)
-        assert (shown(chosen, prompt.tokens), prompt.held) == ("def f():\n", "    ")
+        assert (shown(chosen, prompt.tokens), prompt.repeated) == ("def f():\n", "    ")
 
     def test_what_is_farthest_from_the_cursor_goes_first_and_lines_stay_whole(self) -> None:
         chosen = model(fim=PSM)

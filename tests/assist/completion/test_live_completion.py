@@ -119,8 +119,8 @@ class TestWindow:
         chosen = model(fim=fim)
         prompt = PromptWindow(chosen, 256).prompt(before, len(before))
         assert prompt.begin == half
-        assert prompt.held.endswith(half)
-        assert before.endswith(prompt.held)
+        assert prompt.repeated.endswith(half)
+        assert before.endswith(prompt.repeated)
         assert f"{half}<fim_middle>" not in shown(chosen, prompt.tokens) or not half
 
     def test_typing_on_in_a_word_leaves_the_prompt_as_it_is(self) -> None:
@@ -196,8 +196,8 @@ class TestWindow:
             said = shown(chosen, prompt.tokens).removeprefix("<bos>")
             if fim is not None:
                 said = said.partition("<fim_prefix>")[2].removesuffix("<fim_middle>")
-            said += prompt.held
-            assert text[:cursor].endswith(said) or said == "\n" + prompt.held
+            said += prompt.repeated
+            assert text[:cursor].endswith(said) or said == "\n" + prompt.repeated
             assert len(prompt.tokens) <= 170
 
 

@@ -72,13 +72,13 @@ def run_program(
         (root / "program.py").write_text(
             _with_end_marker(program, word), encoding="utf-8", errors="surrogatepass"
         )
-        ended = sandbox.run(
+        result = sandbox.run(
             [sys.executable, "-I", "-B", "program.py"],
             SandboxPolicy(root),
             replace(_LIMITS, seconds=seconds),
             interrupt,
         )
-    return _reached(ended, word), ended
+    return _reached(result, word), result
 
 
 def interpreter_pool(sandbox: Sandbox, size: int) -> InterpreterPool:
@@ -90,10 +90,10 @@ def _with_end_marker(program: str, word: str) -> str:
     return f"{program}\nprint()\nprint({word!r})\n"
 
 
-def _reached(ended: CompletedCommand, word: str) -> bool:
-    if ended.exit_reason is ExitReason.INTERRUPTED:
+def _reached(result: CompletedCommand, word: str) -> bool:
+    if result.exit_reason is ExitReason.INTERRUPTED:
         raise Interrupted("stopped on request")
-    return ended.ok and ended.output.rstrip().endswith(word)
+    return result.ok and result.output.rstrip().endswith(word)
 
 
 def run_examples(
@@ -111,23 +111,23 @@ def run_examples(
         checks.append(f"_try(_passed, _failed, _check{number}, {shown!r})\n")
     program = "\n".join([code, _CHECK, *checks, _REPORT])
     word = secrets.token_hex(8)
-    ended = ready.run(_with_end_marker(program, word), seconds, interrupt)
-    if _reached(ended, word):
+    result = ready.run(_with_end_marker(program, word), seconds, interrupt)
+    if _reached(result, word):
         return CheckResult(1.0)
-    if ended.exit_reason is ExitReason.TIMEOUT:
+    if result.exit_reason is ExitReason.TIMEOUT:
         return CheckResult(0.0, f"it did not end within {seconds:g} seconds")
-    if ended.code == 9:
-        counts, _, message = ended.output[ended.output.rfind("\n\n") + 2 :].partition("\n")
+    if result.code == 9:
+        counts, _, message = result.output[result.output.rfind("\n\n") + 2 :].partition("\n")
         numbers = counts.split()
         if len(numbers) == 2 and all(number.isdigit() for number in numbers):
             passed, failed = map(int, numbers)
             return CheckResult(min(passed / max(passed + failed, 1), 0.99), message.strip()[:_MESSAGE])
-    return CheckResult(0.0, failure_of(ended))
+    return CheckResult(0.0, failure_of(result))
 
 
-def failure_of(ended: CompletedCommand) -> str:
+def failure_of(result: CompletedCommand) -> str:
     """The last lines of a program's output, where Python prints the error."""
-    lines = [line for line in ended.output.strip().splitlines() if line.strip()]
-    if ended.exit_reason is not ExitReason.EXITED:
-        return f"it was stopped: {ended.exit_reason}"
-    return "\n".join(lines[-3:])[-_MESSAGE:] or f"it ended with code {ended.code}"
+    lines = [line for line in result.output.strip().splitlines() if line.strip()]
+    if result.exit_reason is not ExitReason.EXITED:
+        return f"it was stopped: {result.exit_reason}"
+    return "\n".join(lines[-3:])[-_MESSAGE:] or f"it ended with code {result.code}"

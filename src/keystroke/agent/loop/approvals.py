@@ -69,8 +69,8 @@ class Approvals:
     def _decide(self, question: ApprovalRequest) -> ApprovalDecision:
         if self._ask is None:
             return ApprovalDecision(False)
-        asked = time.perf_counter()
+        started = time.perf_counter()
         try:
             return self._ask(question)
         finally:
-            self.seconds += time.perf_counter() - asked
+            self.seconds += time.perf_counter() - started

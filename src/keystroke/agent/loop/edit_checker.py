@@ -83,14 +83,14 @@ class EditChecker:
             # A test that passed fails now, or none of the failing ones passes.
             if not failing.ok and (before.ok or not count_tests(failing.output).passed):
                 return CheckResult(_TYPES_PASS, f"`{self._check}` fails:\n{failure_message(failing)}")
-        ended = self._runner.run_check(self._check, trial, interrupt)
-        if ended.ok:
+        result = self._runner.run_check(self._check, trial, interrupt)
+        if result.ok:
             return CheckResult(1.0)
-        share = count_tests(ended.output).share
+        share = count_tests(result.output).share
         return CheckResult(
             _TYPES_PASS + (1 - 2 * _TYPES_PASS) * share,
-            f"`{self._check}` fails:\n{failure_message(ended)}",
-            ended,
+            f"`{self._check}` fails:\n{failure_message(result)}",
+            result,
         )
 
     def key(self, text: str) -> str:
@@ -98,17 +98,17 @@ class EditChecker:
         return text if isinstance(new, EditFailure) else normalise(new, language_of(self._edit.region.path))
 
 
-def failure_messages(ended: CompletedCommand) -> list[str]:
+def failure_messages(result: CompletedCommand) -> list[str]:
     """The failures in a command's output, one by one: a small model repairs one at a time."""
-    return (distinct_reports(ended.output) if ended.exit_reason is not ExitReason.TIMEOUT else []) or [
-        failure_message(ended)
+    return (distinct_reports(result.output) if result.exit_reason is not ExitReason.TIMEOUT else []) or [
+        failure_message(result)
     ]
 
 
-def failure_message(ended: CompletedCommand) -> str:
+def failure_message(result: CompletedCommand) -> str:
     """A failed command's output for a model: expected and actual values, or that it never ended."""
-    text = summarize_output(ended.output)
-    if ended.exit_reason is ExitReason.TIMEOUT:
-        waited = f"It did not end within {ended.seconds:.0f} seconds and was stopped"
+    text = summarize_output(result.output)
+    if result.exit_reason is ExitReason.TIMEOUT:
+        waited = f"It did not end within {result.seconds:.0f} seconds and was stopped"
         return f"{waited}: is there an endless loop?\n{text}"
     return text

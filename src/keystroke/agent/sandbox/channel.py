@@ -26,22 +26,22 @@ class Lifeline:
     manager it waits until the far end is closed, so that nothing of the sandbox is left."""
 
     def __init__(self) -> None:
-        self._here, self._there = socket.socketpair()
+        self._near_end, self._far_end = socket.socketpair()
 
     @property
     def descriptor(self) -> int:
-        return self._there.fileno()
+        return self._far_end.fileno()
 
     def __enter__(self) -> Lifeline:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._there.close()
+        self._far_end.close()
         with contextlib.suppress(OSError):
-            self._here.shutdown(socket.SHUT_WR)
-            self._here.settimeout(_END_SECONDS)
-            self._here.recv(1)
-        self._here.close()
+            self._near_end.shutdown(socket.SHUT_WR)
+            self._near_end.settimeout(_END_SECONDS)
+            self._near_end.recv(1)
+        self._near_end.close()
 
 
 class HostChannel:
@@ -50,13 +50,13 @@ class HostChannel:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._here, self._there = socket.socketpair()
+        self._near_end, self._far_end = socket.socketpair()
         self._proxies: list[NetworkProxy] = []
         self._thread = threading.Thread(target=self._receive, name="sandbox-channel", daemon=True)
 
     @property
     def descriptor(self) -> int:
-        return self._there.fileno()
+        return self._far_end.fileno()
 
     def __enter__(self) -> HostChannel:
         self._thread.start()
@@ -64,12 +64,12 @@ class HostChannel:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
-            self._here.shutdown(socket.SHUT_RDWR)
+            self._near_end.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         for proxy in self._proxies:
             proxy.close()
-        self._here.close()
-        self._there.close()
+        self._near_end.close()
+        self._far_end.close()
 
     def start_proxy(self) -> NetworkProxy:
         """A proxy on loopback, for a sandbox that shares this machine's network."""
@@ -82,7 +82,7 @@ class HostChannel:
         """Serve what the launcher sends: `p` with a listening socket, `m` with a filter's listener."""
         while True:
             try:
-                message, descriptors, _, _ = socket.recv_fds(self._here, 1, 1)
+                message, descriptors, _, _ = socket.recv_fds(self._near_end, 1, 1)
             except OSError:
                 return
             if not message:

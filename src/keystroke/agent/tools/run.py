@@ -98,13 +98,13 @@ class Runner:
         if not self._approve(CommandRequest(line, self.sandbox.confines, self._network)):
             raise Forbidden(f"{line!r:.80} was not approved; do without it")
         with self._copies.borrow() as replica:
-            ended = self._run(replica, words, self.overlay)
+            result = self._run(replica, words, self.overlay)
             lost = self._adopt_changes(replica)
         if not lost:
-            return ended
+            return result
         if self.on_output is not None:
             self.on_output(lost)
-        return replace(ended, output=f"{_end_with_newline(ended.output)}{lost}")
+        return replace(result, output=f"{_end_with_newline(result.output)}{lost}")
 
     def _run(
         self,
@@ -119,14 +119,14 @@ class Runner:
         place = replica.sandbox_policy(network=self._network)
         interrupt, on_output = interrupt or self._interrupt, None if quiet else self.on_output
         with self._busy:
-            ended = self._warm.run(tests, place, interrupt, on_output) if tests is not None else None
-            if ended is None:
-                ended = self.sandbox.run(words, place, self.limits, interrupt, on_output=on_output)
-        if tests is not None and ended.exit_reason is ExitReason.EXITED and not ended.ok:
+            result = self._warm.run(tests, place, interrupt, on_output) if tests is not None else None
+            if result is None:
+                result = self.sandbox.run(words, place, self.limits, interrupt, on_output=on_output)
+        if tests is not None and result.exit_reason is ExitReason.EXITED and not result.ok:
             self._warm.prepare(tests, place)  # it is run again after the next change
-        if ended.exit_reason is ExitReason.INTERRUPTED:
+        if result.exit_reason is ExitReason.INTERRUPTED:
             raise Interrupted("stopped on request; the command and all it started were ended")
-        return ended
+        return result
 
     def close(self) -> None:
         """End the test runners that wait. Idempotent."""
@@ -176,13 +176,13 @@ class RunTool(AgentTool):
         return f"run {arguments.command:.100}"
 
     def call(self, arguments: RunArguments) -> ToolResult:
-        ended = self._runner.run(arguments.command)
-        return ToolResult(result_text(ended, self._runner.limits), failed=not ended.ok)
+        result = self._runner.run(arguments.command)
+        return ToolResult(result_text(result, self._runner.limits), failed=not result.ok)
 
 
-def result_text(ended: CompletedCommand, limits: CommandLimits) -> str:
+def result_text(result: CompletedCommand, limits: CommandLimits) -> str:
     """A command's output and exit, for the model."""
-    return f"{_end_with_newline(ended.output)}The command {ended.describe(limits)}."
+    return f"{_end_with_newline(result.output)}The command {result.describe(limits)}."
 
 
 def _end_with_newline(text: str) -> str:

@@ -23,7 +23,7 @@ class WorkspaceReplicas:
     def __init__(
         self, root: Path, folder: Path, sandbox: Sandbox, *, exclude: tuple[str, ...] = (), most: int = 1
     ) -> None:
-        self._made: list[Replica] = []
+        self._replicas: list[Replica] = []
         self._free: list[Replica] = []
         self._returned = threading.Condition()
         self._most = max(1, most)
@@ -33,13 +33,13 @@ class WorkspaceReplicas:
     def borrow(self) -> Iterator[Replica]:
         """A copy for exclusive use. Waits while all are in use."""
         with self._returned:
-            while not self._free and len(self._made) >= self._most:
+            while not self._free and len(self._replicas) >= self._most:
                 self._returned.wait()
             if not self._free:
-                folder = self._folder / f"copy{len(self._made)}"
-                made = self._choose_kind()(self._root, folder, self._sandbox, exclude=self._exclude)
-                self._made.append(made)
-                self._free.append(made)
+                folder = self._folder / f"copy{len(self._replicas)}"
+                replica = self._choose_kind()(self._root, folder, self._sandbox, exclude=self._exclude)
+                self._replicas.append(replica)
+                self._free.append(replica)
             replica = self._free.pop()
         try:
             yield replica
@@ -49,8 +49,8 @@ class WorkspaceReplicas:
                 self._returned.notify()
 
     def _choose_kind(self) -> type[Replica]:
-        if self._made:
-            return type(self._made[0])
+        if self._replicas:
+            return type(self._replicas[0])
         trial = LayeredReplica(self._root, self._folder / "trial", self._sandbox, exclude=self._exclude)
         is_small = trial.count_files(LAYERED_FILES, LAYERED_BYTES) is not None
         return Replica if is_small or not trial.is_possible() else LayeredReplica
@@ -58,8 +58,8 @@ class WorkspaceReplicas:
     def close(self) -> None:
         """Remove all copies once they have been returned."""
         with self._returned:
-            while len(self._free) < len(self._made):
+            while len(self._free) < len(self._replicas):
                 self._returned.wait()
-        for replica in self._made:
+        for replica in self._replicas:
             if replica.folder.exists():
                 replica.close()

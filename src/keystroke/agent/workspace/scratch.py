@@ -34,20 +34,20 @@ def task_folder(parent: Path | None = None) -> Iterator[Path]:
     )
     removing.start()
     try:
-        folder, held = _create(parent_folder)
+        folder, lock = _create(parent_folder)
     except InputError:
         removing.join()  # it may have freed space
-        folder, held = _create(parent_folder)
+        folder, lock = _create(parent_folder)
     try:
         yield folder
     finally:
         remove(folder)
-        os.close(held)
+        os.close(lock)
 
 
 def remove_abandoned(parent_folder: Path) -> list[Path]:
     """Remove the folders of killed tasks and return them. Never raises."""
-    gone = []
+    removed = []
     try:
         found = [entry for entry in parent_folder.iterdir() if entry.name.startswith(PREFIX)]
     except OSError:
@@ -56,8 +56,8 @@ def remove_abandoned(parent_folder: Path) -> list[Path]:
         with contextlib.suppress(OSError):
             if _is_abandoned(folder):
                 remove(folder)
-                gone.append(folder)
-    return gone
+                removed.append(folder)
+    return removed
 
 
 def remove(folder: Path) -> None:

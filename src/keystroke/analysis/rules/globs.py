@@ -38,53 +38,53 @@ class _Places:
     def match(self, glob: str) -> bool:
         grouping = _grouping_offsets(glob)
         outer: list[tuple[int, int]] = []  # (start, ends of the alternatives) of each enclosing group
-        begin, ended, here = 1, 0, 1
+        begin, ended, positions = 1, 0, 1
         at = 0
         while at < len(glob):
             sign, width = glob[at], 1
             if at in grouping:
                 if sign == "{":
                     outer.append((begin, ended))
-                    begin, ended = here, 0
+                    begin, ended = positions, 0
                 else:
-                    ended, here = ended | here, begin
+                    ended, positions = ended | positions, begin
                     if sign == "}":
-                        here = ended
+                        positions = ended
                         begin, ended = outer.pop()
             elif glob.startswith("/**/", at):
-                after = self._step(here, self._where["/"])
-                here, width = after | self._step(self._any_characters(after), self._where["/"]), 4
+                after = self._step(positions, self._where["/"])
+                positions, width = after | self._step(self._any_characters(after), self._where["/"]), 4
             elif glob.startswith("**", at):
-                here, width = self._any_characters(here), 2
+                positions, width = self._any_characters(positions), 2
             elif sign == "*":
-                here = self._star(here)
+                positions = self._star(positions)
             elif sign == "?":
-                here = self._step(here, self._plain)
+                positions = self._step(positions, self._plain)
             elif sign == "[" and (bracket := _BRACKET.match(glob, at)):
-                here, width = self._step(here, self._one_of(bracket[1])), len(bracket[0])
+                positions, width = self._step(positions, self._one_of(bracket[1])), len(bracket[0])
             elif (
                 sign == "{" and (bounds := _RANGE.match(glob, at + 1)) and glob.startswith("}", bounds.end())
             ):
                 low, high = sorted((int(bounds[1]), int(bounds[2])))
-                here, width = self._number(here, low, high), bounds.end() + 1 - at
+                positions, width = self._number(positions, low, high), bounds.end() + 1 - at
             else:
                 if sign == "\\" and at + 1 < len(glob):
                     sign, width = glob[at + 1], 2
-                here = self._step(here, self._where.get(sign, 0))
+                positions = self._step(positions, self._where.get(sign, 0))
             at += width
-        return bool(here >> len(self._name) & 1)
+        return bool(positions >> len(self._name) & 1)
 
-    def _step(self, here: int, over: int) -> int:
-        """One character further, from the positions before one of `over`."""
-        return (here & over) << 1
+    def _step(self, positions: int, characters: int) -> int:
+        """One character further, from the positions before one of `characters`."""
+        return (positions & characters) << 1
 
-    def _star(self, here: int) -> int:
+    def _star(self, positions: int) -> int:
         """Up to the next slash: added to a run of ones, a bit carries to the end of the run."""
-        return here | (((here & self._plain) + self._plain) ^ self._plain)
+        return positions | (((positions & self._plain) + self._plain) ^ self._plain)
 
-    def _any_characters(self, here: int) -> int:
+    def _any_characters(self, positions: int) -> int:
         """Up to the end of the name, from the first position reached."""
-        return self._all & -(here & -here)
+        return self._all & -(positions & -positions)
 
     def _one_of(self, inside: str) -> int:
         negated = inside[:1] in ("!", "^")
@@ -95,10 +95,10 @@ class _Places:
                 found |= places
         return found
 
-    def _number(self, here: int, low: int, high: int) -> int:
+    def _number(self, positions: int, low: int, high: int) -> int:
         found = 0
         for index in range(len(self._name)):
-            if here >> index & 1 and (number := _NUMBER.match(self._name, index)):
+            if positions >> index & 1 and (number := _NUMBER.match(self._name, index)):
                 for end in range(index + 1, number.end() + 1):
                     text = self._name[index:end].lstrip("+-")
                     if text and (text == "0" or text[0] != "0") and low <= int(self._name[index:end]) <= high:

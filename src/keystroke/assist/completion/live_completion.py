@@ -190,7 +190,7 @@ class LiveCompletion:
         prompt = self._window.prompt(text, cursor)
         ending = ending_for(text, cursor, extent, self.language)
         predictor = (
-            self._make_predictor(text, cursor, extent, len(prompt.held)) if self._uses_ngrams else None
+            self._make_predictor(text, cursor, extent, len(prompt.repeated)) if self._uses_ngrams else None
         )
         return SuggestionStream(text[:cursor], text_below(text, cursor), extent, prompt, ending, predictor)
 
@@ -225,12 +225,14 @@ class LiveCompletion:
             return None
         return self.begin(after, len(before), Extent.LINE)
 
-    def _make_predictor(self, text: str, cursor: int, extent: Extent, held: int) -> Predictor:
+    def _make_predictor(self, text: str, cursor: int, extent: Extent, repeated: int) -> Predictor:
         from keystroke.assist.completion.ngram_cache import FileText, NgramCache  # here: they need numpy
 
         self._file = self._file or FileText()
         one_line = extent is not Extent.BLOCK
-        return NgramCache(text, cursor, self._file, self.project, self._path, held=held, ends_line=one_line)
+        return NgramCache(
+            text, cursor, self._file, self.project, self._path, repeated=repeated, ends_line=one_line
+        )
 
     def _answer_from(
         self, stream: SuggestionStream, text: str, cursor: int, invoked: bool

@@ -35,8 +35,8 @@ class FileText:
 
 
 class NgramCache:
-    """`held`: characters left of the cursor that the model's answer repeats. `path`: the file's own, which
-    the project's index may hold too."""
+    """`repeated`: characters left of the cursor that the model's answer repeats. `path`: the file's own,
+    which the project's index may hold too."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class NgramCache:
         project: TextIndex | None = None,
         path: str | None = None,
         *,
-        held: int = 0,
+        repeated: int = 0,
         ends_line: bool = True,
     ) -> None:
         self.ends_line = ends_line
         self._text, self._cursor, self._file = text, cursor, file
-        self._before = text[max(0, cursor - held - CONTEXT) : cursor - held]
+        self._before = text[max(0, cursor - repeated - CONTEXT) : cursor - repeated]
         self._project, self._path = project, path
         self._near: TextIndex | None = None
 

@@ -21,11 +21,11 @@ CHARACTERS_PER_TOKEN = 3  # of code, where there is no tokenizer
 
 @dataclass(frozen=True, slots=True)
 class CompletionPrompt:
-    """`held`: white space left of the cursor that is not in the prompt; the model writes it again."""
+    """`repeated`: white space left of the cursor that is not in the prompt; the model writes it again."""
 
     tokens: tuple[int, ...]
     stops: frozenset[int]
-    held: str
+    repeated: str
     trimmed: bool
 
 
@@ -42,10 +42,10 @@ def build_prompt(model: Model, prefix: str, suffix: str, *, budget: int, max_tok
     if fim is None:
         # Most tokens begin with their space, so a prompt must not end in one.
         body = prefix.rstrip(" \t")
-        held, suffix = prefix[len(body) :], ""
+        repeated, suffix = prefix[len(body) :], ""
         prefix = body
     else:
-        held = ""
+        repeated = ""
     if not prefix.strip() and not suffix.strip():
         raise InputError("there is no text before the cursor to go on from; write a line first")
     after = _encode_head(model.tokenizer, suffix, room // AFTER_SHARE)
@@ -54,9 +54,9 @@ def build_prompt(model: Model, prefix: str, suffix: str, *, budget: int, max_tok
         after = _encode_head(model.tokenizer, suffix, room - len(before.tokens))
     if fim is not None:
         tokens = fim.assemble(model.tokenizer, before.tokens, after.tokens)
-        return CompletionPrompt(tuple(tokens), fim.stops, held, before.trimmed or after.trimmed)
+        return CompletionPrompt(tuple(tokens), fim.stops, repeated, before.trimmed or after.trimmed)
     first = [] if model.tokenizer.bos is None else [model.tokenizer.bos]
-    return CompletionPrompt((*first, *before.tokens), frozenset(), held, before.trimmed)
+    return CompletionPrompt((*first, *before.tokens), frozenset(), repeated, before.trimmed)
 
 
 def trim_text(prefix: str, suffix: str, *, budget: int) -> tuple[str, str]:

@@ -45,12 +45,14 @@ def complete(
     """The completion between `prefix` and `suffix`. Raises what the engine raises, but not for an interrupt:
     that ends the completion with what it has."""
     params = GenerationParams(max_tokens=max_tokens, sampling=replace(sampling, logprobs=0))
-    asked = build_question(model, prefix, suffix, budget=budget, params=params)
-    generation = Generation(model, session, asked.tokens, asked.params, drafter=drafter, interrupt=interrupt)
+    question = build_question(model, prefix, suffix, budget=budget, params=params)
+    generation = Generation(
+        model, session, question.tokens, question.params, drafter=drafter, interrupt=interrupt
+    )
     ending = Ending.at(prefix, suffix, lines)
     meter = ConfidenceMeter()
-    text, finish = read_until_ending(meter.watch(generation), ending, held=asked.held)
-    return Completion(text, finish, asked.trimmed, generation.stats, meter.value(asked.held, text))
+    text, finish = read_until_ending(meter.watch(generation), ending, repeated=question.repeated)
+    return Completion(text, finish, question.trimmed, generation.stats, meter.value(question.repeated, text))
 
 
 class ConfidenceMeter:
@@ -71,9 +73,9 @@ class ConfidenceMeter:
                 self.add(piece.text, (token.logprob for token in piece.logprobs))
             yield chunk
 
-    def value(self, held: str, text: str) -> float | None:
-        """The confidence in `text`, which follows the repeated text `held`."""
-        start, end = len(held), len(held) + len(text)
+    def value(self, repeated: str, text: str) -> float | None:
+        """The confidence in `text`, which follows the repeated text `repeated`."""
+        start, end = len(repeated), len(repeated) + len(text)
         begins = (0, *(end for end, _ in self._tokens))
         inside = [
             value
@@ -85,11 +87,11 @@ class ConfidenceMeter:
 
 @dataclass(frozen=True, slots=True)
 class CompletionQuestion:
-    """A prompt and its sampling. `held`: text that the model repeats first."""
+    """A prompt and its sampling. `repeated`: text that the model repeats first."""
 
     tokens: tuple[int, ...]
     params: GenerationParams
-    held: str
+    repeated: str
     trimmed: bool
 
 
@@ -101,10 +103,10 @@ def build_question(
     above = prefix[: len(prefix) - len(half)]
     limit = params.max_tokens or DEFAULT_TOKENS
     prompt = build_prompt(model, above, suffix, budget=budget, max_tokens=limit)
-    held = prompt.held + half  # the model repeats it; a half word is forced
-    begin = held if half else ""
+    repeated = prompt.repeated + half  # the model repeats it; a half word is forced
+    begin = repeated if half else ""
     params = replace(params, max_tokens=limit + len(begin), begin=begin, stop_tokens=prompt.stops)
-    return CompletionQuestion(prompt.tokens, params, held, prompt.trimmed)
+    return CompletionQuestion(prompt.tokens, params, repeated, prompt.trimmed)
 
 
 def repeated_text(prefix: str, suffix: str, *, fills_in: bool) -> str:
@@ -121,36 +123,36 @@ def half_word_at_cursor(prefix: str, suffix: str) -> str:
     return "" if alone else half
 
 
-def read_until_ending(chunks: Iterable[Chunk], ending: Ending, *, held: str = "") -> tuple[str, Finish]:
-    """Read chunks until the ending is decided. `held`: text that the model may repeat at the start."""
+def read_until_ending(chunks: Iterable[Chunk], ending: Ending, *, repeated: str = "") -> tuple[str, Finish]:
+    """Read chunks until the ending is decided. `repeated`: text that the model may repeat at the start."""
     text = ""
     finish = Finish.STOP
     for chunk in chunks:
         text += chunk.text
-        if (at := find_loop(strip_repeated(held, text))) is not None:
-            return ending.cut(strip_repeated(held, text)[:at], final=True).text, Finish.STOP
+        if (at := find_loop(strip_repeated(repeated, text))) is not None:
+            return ending.cut(strip_repeated(repeated, text)[:at], final=True).text, Finish.STOP
         if chunk.finish is not None:
             finish = chunk.finish
             break
-        cut = ending.cut(strip_repeated(held, text))
+        cut = ending.cut(strip_repeated(repeated, text))
         if cut.done:
             return cut.text, Finish.STOP
-    return ending.cut(strip_repeated(held, text), final=True).text, finish
+    return ending.cut(strip_repeated(repeated, text), final=True).text, finish
 
 
 class EndingDetector:
     """Tells, piece by piece, whether the ending of a completion is decided."""
 
-    def __init__(self, ending: Ending, held: str) -> None:
-        self._ending, self._held, self._text = ending, held, ""
+    def __init__(self, ending: Ending, repeated: str) -> None:
+        self._ending, self._held, self._text = ending, repeated, ""
 
     def __call__(self, piece: str) -> bool:
         self._text += piece
         return self._ending.cut(strip_repeated(self._held, self._text)).done
 
 
-def strip_repeated(held: str, text: str) -> str:
+def strip_repeated(repeated: str, text: str) -> str:
     """`text` without what the model repeats at its start."""
-    if not held or text.startswith(held):
-        return text[len(held) :]
-    return "" if held.startswith(text) else text.lstrip(" \t")
+    if not repeated or text.startswith(repeated):
+        return text[len(repeated) :]
+    return "" if repeated.startswith(text) else text.lstrip(" \t")

@@ -64,7 +64,7 @@ class SuggestionStream:
 
     def _add(self, chunk: Chunk) -> None:
         self._raw += chunk.text
-        text = strip_repeated(self.prompt.held, self._raw)
+        text = strip_repeated(self.prompt.repeated, self._raw)
         if chunk.logprobs:
             ended = len(chunk.tokens) - (1 if chunk.finish is not None else 0)  # the end token has no text
             for chosen in chunk.logprobs[: max(ended, 0)]:

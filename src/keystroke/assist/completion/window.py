@@ -39,13 +39,13 @@ class ContextFile:
 
 @dataclass(frozen=True, slots=True)
 class WindowPrompt:
-    """`held`: text left of the cursor that is not in the prompt, because the model writes it again; where it
-    is a half word, the answer is forced to start with it (`begin`). A remote model gets `prefix` and `suffix`
-    instead."""
+    """`repeated`: text left of the cursor that is not in the prompt, because the model writes it again; where
+    it is a half word, the answer is forced to start with it (`begin`). A remote model gets `prefix` and
+    `suffix` instead."""
 
     tokens: list[int]
     stops: frozenset[int]
-    held: str
+    repeated: str
     prefix: str = ""
     suffix: str = ""
     begin: str = ""
@@ -139,7 +139,7 @@ class PromptWindow:
             # Most tokens begin with their space, so a prompt must not end in one.
             line = line_before(text, cursor)
             body = cursor - (len(line) - len(line.rstrip(" \t")))
-        held = text[body:cursor]
+        repeated = text[body:cursor]
         if model.fim is not None:
             self._update_suffix(text, cursor, refresh)
         room = self._room - len(self._suffix_tokens) - len(self._header)
@@ -147,10 +147,10 @@ class PromptWindow:
         first = [] if model.tokenizer.bos is None else [model.tokenizer.bos]
         if model.fim is None:
             lead = self._encoder.tokens or model.tokenizer.encode("\n")
-            return WindowPrompt([*first, *self._header, *lead], frozenset(), held, begin=begin)
+            return WindowPrompt([*first, *self._header, *lead], frozenset(), repeated, begin=begin)
         tokens = model.fim.assemble(model.tokenizer, self._encoder.tokens, self._suffix_tokens)
         return WindowPrompt(
-            [*first, *self._header, *tokens[len(first) :]], model.fim.stops, held, begin=begin
+            [*first, *self._header, *tokens[len(first) :]], model.fim.stops, repeated, begin=begin
         )
 
     # The prefix

@@ -81,7 +81,7 @@ class EditPlan:
     def summary(self) -> tuple[str, ...]:
         """One line a file: what happens to it."""
         lines = []
-        gone = {change.moved_from.path for change in self.changes if change.moved_from}
+        moved = {change.moved_from.path for change in self.changes if change.moved_from}
         for change in self.changes:
             if change.moved_from is not None:
                 lines.append(f"move {change.moved_from.path} to {change.path}")
@@ -91,7 +91,7 @@ class EditPlan:
                 lines.append(
                     f"change {change.path} in {len(change.edits)} place{'s'[: len(change.edits) > 1]}"
                 )
-            elif change.path not in gone:
+            elif change.path not in moved:
                 lines.append(f"remove {change.path}")
         return tuple(lines)
 

@@ -227,17 +227,17 @@ class _EditRun:
         if len(task.files) != 1:
             return None
         ((path, text),) = task.files.items()
-        ways = list(
+        choices = list(
             dict.fromkeys([*(regions if len(regions) == 1 else ()), *_whole_file(task.files, LARGEST)])
         )
-        if not ways:
+        if not choices:
             return None
         cheap = self.candidates >= CHEAP
         found = [] if first is None else [first]
-        found += yield from self._ask_all(_sampling_plan(ways, count, greedy=cheap))
+        found += yield from self._ask_all(_sampling_plan(choices, count, greedy=cheap))
         scores = self._run_checks(path, text, found)
         if cheap and scores and max(scores.values()) < 1.0:
-            more = [(way, HOTTER) for way, _ in _sampling_plan(ways, count, greedy=False)]
+            more = [(region, HOTTER) for region, _ in _sampling_plan(choices, count, greedy=False)]
             found += yield from self._ask_all(more, seed=count)
             scores = self._run_checks(path, text, found)
         if not found:
@@ -246,14 +246,14 @@ class _EditRun:
         return replace(self._make_proposal(Resolution({path: chosen})), agreement=(votes, len(found)))
 
     def _ask_all(
-        self, ways: Sequence[tuple[Region, float]], seed: int = 0
+        self, choices: Sequence[tuple[Region, float]], seed: int = 0
     ) -> Generator[RewriteQuestion, Answer, list[str]]:
         """The usable answers of all candidates: whole files."""
         task = self.task
-        text = task.files[ways[0][0].path]
+        text = task.files[choices[0][0].path]
         questions = [
-            replace(self._make_question(way, task.files), temperature=heat, seed=seed + number)
-            for number, (way, heat) in enumerate(ways)
+            replace(self._make_question(region, task.files), temperature=heat, seed=seed + number)
+            for number, (region, heat) in enumerate(choices)
         ]
         reply = yield replace(questions[0], also=tuple(questions[1:]))
         answers = reply if isinstance(reply, list) else [reply]
@@ -262,8 +262,8 @@ class _EditRun:
             answers += more if isinstance(more, list) else [more]
         self.answers.extend(answers)
         results = (
-            read_rewrite(answer, way, text, task.instruction)
-            for (way, _), answer in zip(ways, answers, strict=True)
+            read_rewrite(answer, region, text, task.instruction)
+            for (region, _), answer in zip(choices, answers, strict=True)
         )
         return [result for result in results if isinstance(result, str)]
 
@@ -342,14 +342,14 @@ class _EditRun:
                 correctable = result.reason in _CORRECTABLE or (alone and result.reason is Reason.UNCHANGED)
                 if kept is not None or not (correctable or task.region is not None):
                     break
-                said = _fault_message(result, task.instruction)
+                message = _fault_message(result, task.instruction)
             else:
                 alone_file = len(task.files) == 1
                 doubted = self._find_doubt(text, result, region.path) if alone_file else None
                 if doubted is None or kept is not None:
                     break
-                kept, said = result, f"Look again: {doubted}. Write it again, corrected and complete."
-            again = ({"role": "assistant", "content": answer}, {"role": "user", "content": said})
+                kept, message = result, f"Look again: {doubted}. Write it again, corrected and complete."
+            again = ({"role": "assistant", "content": answer}, {"role": "user", "content": message})
             question = replace(first, messages=[*first.messages, *again])
         if kept is None or isinstance(result, Resolution):
             return result
@@ -379,10 +379,10 @@ def _first_answer(answer: Answer) -> str:
 
 def _sampling_plan(regions: Sequence[Region], count: int, *, greedy: bool) -> list[tuple[Region, float]]:
     """Which region each candidate rewrites, and how it is sampled: each once greedily, then in turn."""
-    ways = [(region, 0.0) for region in regions] if greedy else []
-    while len(ways) < count:
-        ways.append((regions[-1 - len(ways) % len(regions)], TEMPERATURE))
-    return ways[:count]
+    choices = [(region, 0.0) for region in regions] if greedy else []
+    while len(choices) < count:
+        choices.append((regions[-1 - len(choices) % len(regions)], TEMPERATURE))
+    return choices[:count]
 
 
 def choose_candidate(

@@ -203,8 +203,8 @@ def _find_undeclared(old: str, new: str, path: str) -> str | None:
     if is_python(path) or language_of(path) is None:
         return None
     before = old.split("\n")
-    gone = [line for a0, a1, _, _ in compare(before, new.split("\n")) for line in before[a0:a1]]
-    for line in gone:
+    removed = [line for a0, a1, _, _ in compare(before, new.split("\n")) for line in before[a0:a1]]
+    for line in removed:
         found = _DECLARED.match(line)
         name = next(filter(None, found.groups()), "") if found is not None else ""
         if name and re.search(rf"\b{name}\b", new) and not re.search(_STILL.replace("NAME", name), new):

@@ -89,8 +89,8 @@ class PlanGenerator:
                 plan.append({"call": method, "arguments": self._make_arguments(function.args, plan, 0)})
                 yield plan
                 continue
-            made = self._make_object(owner, plan, 0)
-            if made is None:
+            instance = self._make_object(owner, plan, 0)
+            if instance is None:
                 return
             if method != "__init__":
                 target = next((m for m in self._methods(owner) if m.name == method), None)
@@ -100,17 +100,17 @@ class PlanGenerator:
                 # Earlier calls change an object's state, so a second call may show a difference.
                 earlier = [*others, target, target]
                 for other in self._random.choices(earlier, k=self._random.randint(0, _WARM)):
-                    plan.append({**self._make_call(made, other, plan), "before": True})
-                plan.append(self._make_call(made, target, plan))
+                    plan.append({**self._make_call(instance, other, plan), "before": True})
+                plan.append(self._make_call(instance, target, plan))
                 reader = self._random.choice(others) if others else None
                 if reader is not None and len(reader.args.args) == 1:
-                    plan.append({**self._make_call(made, reader, plan), "after": True})
+                    plan.append({**self._make_call(instance, reader, plan), "after": True})
             yield plan
 
-    def _make_call(self, made: int, method: ast.FunctionDef, plan: list[Any]) -> dict[str, Any]:
+    def _make_call(self, instance: int, method: ast.FunctionDef, plan: list[Any]) -> dict[str, Any]:
         decorated = {d.id for d in method.decorator_list if isinstance(d, ast.Name)}
         arguments = [] if "property" in decorated else self._make_arguments(method.args, plan, 1)
-        return {"on": made, "call": method.name, "arguments": arguments}
+        return {"on": instance, "call": method.name, "arguments": arguments}
 
     def _methods(self, owner: str) -> list[ast.FunctionDef]:
         body = self._classes[owner].body if owner in self._classes else []
@@ -134,11 +134,11 @@ class PlanGenerator:
         else:
             arguments = []
         plan.append({"call": name, "arguments": arguments})
-        made = len(plan) - 1
+        instance = len(plan) - 1
         others = [m for m in self._methods(name) if not m.name.startswith("_")] if depth else []
         if others and self._random.random() < 0.4:
-            plan.append(self._make_call(made, self._random.choice(others), plan))
-        return made
+            plan.append(self._make_call(instance, self._random.choice(others), plan))
+        return instance
 
     def _make_arguments(self, given: ast.arguments, plan: list[Any], skip: int, depth: int = 0) -> list[Any]:
         names = [*given.posonlyargs, *given.args]
@@ -340,7 +340,7 @@ def _format_step(item: Any, plan: Sequence[Any], names: Mapping[int, str]) -> st
     def of(part: Any) -> str:
         return _format_step(part, plan, names)
 
-    def made(step: int) -> str:
+    def instance(step: int) -> str:
         return names[step] if step in names else of(plan[step])
 
     if isinstance(item, list):
@@ -348,7 +348,7 @@ def _format_step(item: Any, plan: Sequence[Any], names: Mapping[int, str]) -> st
     if not isinstance(item, dict):
         return repr(item)
     if "step" in item:
-        return made(item["step"])
+        return instance(item["step"])
     for tag, name in (("date", "date"), ("time", "datetime")):
         if tag in item:
             return f"{name}({', '.join(map(str, item[tag]))})"
@@ -367,5 +367,5 @@ def _format_step(item: Any, plan: Sequence[Any], names: Mapping[int, str]) -> st
         [*map(of, item.get("arguments", ())), *(f"{k}={of(v)}" for k, v in item.get("named", {}).items())]
     )
     if "on" in item:
-        return f"{made(item['on'])}.{item['call']}({arguments})"
+        return f"{instance(item['on'])}.{item['call']}({arguments})"
     return f"{item['call']}({arguments})"

@@ -92,7 +92,7 @@ class AnswerParser:
         # Of the current call, or of what may become one:
         self._mark = ""  # its opening
         self._scanner = ValueScanner()  # finds the end of it or of its arguments
-        self._scanned = self._looked = 0  # where the search for its end, and for a head, continues
+        self._scanned = self._head_searched = 0  # where the search for its end, and for a head, continues
         self._listed = False  # one of several in a JSON list
         self._json: JsonCall | None = None
         self._braced = False  # the closing brace was read
@@ -236,7 +236,7 @@ class AnswerParser:
 
     def _begin(self, mark: str) -> bool:
         self._mark, self._state, self._start = mark, self._read_call, False
-        self._scanner, self._scanned, self._looked, self._listed = ValueScanner(), 0, 0, False
+        self._scanner, self._scanned, self._head_searched, self._listed = ValueScanner(), 0, 0, False
         return True
 
     def _read_call(self, out: list[Segment]) -> bool:
@@ -338,7 +338,7 @@ class AnswerParser:
             if not rest:
                 return False
             if rest[0] == ",":
-                self._pending, self._state, self._looked = rest[1:], self._read_call, 0
+                self._pending, self._state, self._head_searched = rest[1:], self._read_call, 0
                 self._scanner, self._scanned = ValueScanner(), 0
                 return True
             self._listed, rest = False, rest.removeprefix("]").lstrip()
@@ -375,10 +375,10 @@ class AnswerParser:
         """Where the grammar begins a call in the pending text."""
         if self._heads is None:
             return None
-        head = self._heads.search(self._pending, self._looked)
+        head = self._heads.search(self._pending, self._head_searched)
         if head is None:
-            last = self._pending.rfind("{", self._looked)
-            self._looked = len(self._pending) if last < 0 else last
+            last = self._pending.rfind("{", self._head_searched)
+            self._head_searched = len(self._pending) if last < 0 else last
         return head
 
     @property

@@ -34,8 +34,8 @@ class ToolConstraints:
     that may be quoted. `request`: the user's last message. `exhausted`: tools that gave nothing new.
     `written`: files that this turn wrote; `copied`: those it wrote unchanged; `known`: files that it had read
     when it wrote. `short`: short files that were read completely. `made`: files that were read completely and
-    whose new text the server generates. `looked`: files that this turn tried to read; `absent`: those of them
-    that do not exist. `has_acted`: the turn has called a tool. `closed`: no tool is left once all are
+    whose new text the server generates. `looked`: files that this turn tried to read; `absent`: those of
+    them that do not exist. `has_acted`: the turn has called a tool. `closed`: no tool is left once all are
     exhausted; otherwise they become usable again."""
 
     only: Collection[str] | None = None
@@ -140,8 +140,8 @@ def _is_usable(shown: ShownTool, bounds: ToolConstraints) -> bool:
         return intent.deletes
     if shown.is_edit and _writes_whole(shown):
         wanted = not intent.files or intent.creates
-        looked = 0 < len(bounds.seen_lines) <= SHORT_FILE and not bounds.written and not bounds.copied
-        return wanted or bool(bounds.short) or looked
+        is_short = 0 < len(bounds.seen_lines) <= SHORT_FILE and not bounds.written and not bounds.copied
+        return wanted or bool(bounds.short) or is_short
     return True
 
 

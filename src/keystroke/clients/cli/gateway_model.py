@@ -90,7 +90,7 @@ class GatewayChatModel(CompletionModel):
         stream = _GatewayStream(self, "/v1/completions", TextCompletion, body, options)
         repeated = repeated_text(prefix, suffix, fills_in=self.status.fill_in is not None)
         chunks = (Chunk(piece) for piece in stream)
-        text, _ = read_until_ending(chunks, Ending.at(prefix, suffix, lines), held=repeated)
+        text, _ = read_until_ending(chunks, Ending.at(prefix, suffix, lines), repeated=repeated)
         for _ in stream:  # the gateway stops at the same place; its token counts come last
             continue
         report = stream.report()

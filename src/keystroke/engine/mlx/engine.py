@@ -341,23 +341,23 @@ class MlxSession(HostSession):
         if engine.disk_prefixes is not None and len(tokens) > max(own, shared) + WORTH_KEEPING:
             engine.load_prefix(tokens, self.scope, max(own, shared))
             entry, shared = engine.cache.find(tokens, self.scope)
-        lent = entry.payload if entry is not None else None
+        source = entry.payload if entry is not None else None
         for other in engine.live:
             if other is self or other.scope != self.scope or other.memory is None:
                 continue
             if (length := common_prefix(other._held, tokens)) > shared:
-                lent, shared = other.memory, length
+                source, shared = other.memory, length
         own = self._resume(own)
-        shared = 0 if lent is None else lent.reach(shared)
-        if lent is None or shared < own + WORTH_KEEPING:
+        shared = 0 if source is None else source.reach(shared)
+        if source is None or shared < own + WORTH_KEEPING:
             return own
         held, self.memory = self.memory, None
         try:
-            engine.require(lent.capacity)
+            engine.require(source.capacity)
         except NotEnoughMemory:
             self.memory = held
             return own
-        self.memory = lent.copy()
+        self.memory = source.copy()
         self.streams.clear()
         self._held = list(tokens[:shared])
         return shared

@@ -546,8 +546,8 @@ class OnnxSession(HostSession):
             if (length := common_prefix(other._held, tokens)) > shared:
                 donor, shared = other, length
         own = self._resume(own)
-        lent = donor.buffers if donor is not None else entry.payload if entry is not None else None
-        shared = lent.reach(shared) if lent is not None else shared
+        source = donor.buffers if donor is not None else entry.payload if entry is not None else None
+        shared = source.reach(shared) if source is not None else shared
         if shared < own + WORTH_COPYING:
             return own
         if donor is None and entry is not None and self._should_adopt(entry, shared):

@@ -301,7 +301,9 @@ class TextCompletions:
                 )
                 tokens, params = list(question.tokens), question.params
                 if request.lines is not None:
-                    detector = EndingDetector(Ending.at(prefix, suffix or "", request.lines), question.held)
+                    detector = EndingDetector(
+                        Ending.at(prefix, suffix or "", request.lines), question.repeated
+                    )
             else:
                 literal = bool(request.literal)
                 tokens = await service.run_off_loop(
