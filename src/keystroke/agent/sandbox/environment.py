@@ -47,6 +47,7 @@ _TOOLCHAIN_VARIABLES = (
     "GOMODCACHE", "CARGO_HOME", "RUSTUP_HOME", "GEM_HOME",
 )  # fmt: skip
 _TOOLCHAIN_PATHS = ("PYTHONPATH", "NODE_PATH", "GEM_PATH", "LD_LIBRARY_PATH", "PKG_CONFIG_PATH")
+_MOST_SEARCHED = 200_000  # files of a workspace that are searched for secrets
 _SYSTEM = frozenset(map(Path, ("/", "/usr", "/etc", "/var", "/opt", "/bin", "/lib", "/srv", "/nix")))
 _HARMLESS = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "COLUMNS", "LINES",
@@ -79,13 +80,13 @@ def program_folders() -> tuple[Path, ...]:
     return outermost(path.resolve() for path in (*usual, *chosen) if os.path.isdir(path))
 
 
-def secret_files(folder: Path, patterns: Iterable[str], most: int = 200_000) -> tuple[Path, ...]:
+def secret_files(folder: Path, patterns: Iterable[str]) -> tuple[Path, ...]:
     """Files below `folder` whose names match a pattern. Links are not followed."""
     wanted = tuple(patterns)
     found: list[Path] = []
     seen = 0
     waiting = [folder]
-    while waiting and seen <= most:
+    while waiting and seen <= _MOST_SEARCHED:
         try:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:

@@ -104,15 +104,14 @@ def fixes_for(
     *,
     project: Project | None = None,
     known: tuple[Diagnostic, ...] | None = None,
-    limit: int = _LIMIT,
 ) -> tuple[Fix, ...]:
     """The checked fixes of one diagnostic, best first. `known`: all diagnostics of `text`, if computed."""
     if not is_python(path):
-        return other_language_fixes(text, diagnostic, path, limit)
+        return other_language_fixes(text, diagnostic, path, _LIMIT)
     home = project or Project()
     if diagnostic.code == "syntax-error":
         error = parse_failure(text)
-        return syntax_fixes(text, error, limit) if error is not None else ()
+        return syntax_fixes(text, error, _LIMIT) if error is not None else ()
     source = parse_source(text)
     if source is None:
         return ()
@@ -122,7 +121,7 @@ def fixes_for(
     proved: list[Fix] = []
     seen: set[str] = set()
     for tried, fix in enumerate(candidate_fixes(source, diagnostic, home, _path_or_none(path))):
-        if tried >= _TRIES or len(proved) >= limit:
+        if tried >= _TRIES or len(proved) >= _LIMIT:
             break
         after = apply_edits(text, fix.edits)
         if after in seen:

@@ -17,14 +17,15 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x
 QUIET = 0.15  # seconds without output after which a failure counts as complete
 LATEST = 1.0  # seconds after which a stream that never pauses is parsed
 KEPT = 512 * 1024  # bytes that are parsed together
+_MOST = 20  # failures of one output
 _CONTEXT = 16 * 1024  # bytes kept before a possible failure, which may start there
 # Every supported format contains one of these; the search for them is cheap.
 _SIGNS = (b"Traceback (", b"rror", b"ERROR", b"xception", b"panic", b"\nE  ", b"_test.go:", b".go:")
 
 
-def find_failures(output: str, limit: int = 20) -> tuple[Failure, ...]:
-    """Every failure in a program's output, in order, each once. The last of a chain stopped the program."""
-    return tuple(dict.fromkeys(item for _, item in _locate_failures(_split_lines(output))))[-limit:]
+def find_failures(output: str) -> tuple[Failure, ...]:
+    """The last failures in a program's output, each once, in order. The last of a chain stopped it."""
+    return tuple(dict.fromkeys(item for _, item in _locate_failures(_split_lines(output))))[-_MOST:]
 
 
 def _split_lines(output: str) -> list[str]:

@@ -19,6 +19,7 @@ from keystroke.text.diff import common_prefix
 from keystroke.text.edit import Edit
 
 SUFFIX_SHARE = 4  # at most one token in four is for text below the cursor
+CONTEXT_SHARE = 4  # likewise for pieces of other files
 # A model that takes the prefix first recomputes the suffix with each key, so it gets a short one.
 SHORT_SUFFIX = 48
 FILL = 0.6  # how full the prefix is after its anchor moved; the rest is room for typing
@@ -99,8 +100,8 @@ class PromptWindow:
         """Set the room for tokens; later prompts fill it."""
         self._room = max(32, min(budget, self._model.engine.info.context_length // 2) - CONTROL_TOKENS)
 
-    def set_context(self, files: Sequence[ContextFile], share: int = 4) -> bool:
-        """Put pieces of other files in front, in at most 1/`share` of the room.
+    def set_context(self, files: Sequence[ContextFile]) -> bool:
+        """Put pieces of other files in front, in at most 1 / CONTEXT_SHARE of the room.
 
         Returns whether that changed anything. A change costs a full prefill: call it when nobody types.
         """
@@ -110,7 +111,7 @@ class PromptWindow:
             [] if fim is None or fim.file_sep is None else tokenizer.encode(fim.file_sep, special=True)
         )
         if separator:
-            left = self._room // share
+            left = self._room // CONTEXT_SHARE
             for file in files:
                 piece = [*separator, *tokenizer.encode(f"{file.path}\n{file.text.rstrip()}\n")]
                 if len(piece) <= left:

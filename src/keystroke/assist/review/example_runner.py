@@ -22,7 +22,6 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable
 from typing import Any
 
 _MISSING = ("open", "exec", "eval", "compile", "input", "breakpoint", "exit", "quit", "globals", "locals",
@@ -35,10 +34,10 @@ _HARMLESS = frozenset(("compile", "exec", "import", "sys._getframe", "builtins.i
 _REFUSED = 3
 
 
-def install_audit_hook(harmless: frozenset[str] = _HARMLESS, end: Callable[[int], None] = os._exit) -> None:
+def install_audit_hook() -> None:
     """End the process at any audit event that is not harmless. Cannot be undone."""
 
-    def refuse(event: str, arguments: Any, *, known: frozenset[str] = harmless, end: Any = end) -> None:
+    def refuse(event: str, arguments: Any, *, known: frozenset[str] = _HARMLESS, end: Any = os._exit) -> None:
         if event in known:
             return
         if event == "object.__setattr__" and arguments[1] == "__doc__":

@@ -93,7 +93,7 @@ def json_schema(
         raise GrammarError.of(origin, f"is {what}; send a JSON Schema object.")
     _check_shape(schema, origin)
     styled = {**_forbid_leap_seconds(schema), "x-guidance": {**_STYLE, "lenient": not strict}}
-    return Constraint((_make_part("json_schema", styled, "answer", origin, LARGEST_SCHEMA),), origin)
+    return _make_constraint("json_schema", styled, origin, LARGEST_SCHEMA)
 
 
 def any_json(*, origin: str = "json_object") -> Constraint:
@@ -103,7 +103,7 @@ def any_json(*, origin: str = "json_object") -> Constraint:
 
 def lark(text: str, *, origin: str = "grammar") -> Constraint:
     """The language of a Lark grammar with the start rule `start`."""
-    return Constraint((_make_part("lark_grammar", text, "answer", origin, LARGEST_GRAMMAR),), origin)
+    return _make_constraint("lark_grammar", text, origin, LARGEST_GRAMMAR)
 
 
 def regex(pattern: str, *, origin: str = "regex") -> Constraint:
@@ -159,15 +159,15 @@ def _forbid_leap_seconds(schema: Any) -> Any:
     return tight
 
 
-def _make_part(kind: str, value: Any, name: str, origin: str, largest: int) -> str:
+def _make_constraint(kind: str, value: Any, origin: str, largest: int) -> Constraint:
     if kind == "lark_grammar":
         _check_size(value, origin, largest)
     try:
-        part = json.dumps({"name": name, kind: value}, separators=(",", ":"))
+        part = json.dumps({"name": "answer", kind: value}, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise GrammarError.of(origin, f"is not JSON: {_first_line(error)}.") from error
     _check_size(part, origin, 2 * largest)  # escapes make a text longer
-    return part
+    return Constraint((part,), origin)
 
 
 def _check_size(text: str, origin: str, largest: int) -> None:
