@@ -60,10 +60,7 @@ def _packages() -> list[str]:
 
 
 def run_program(
-    sandbox: Sandbox,
-    program: str,
-    seconds: float,
-    interrupt: Interrupt | None = None,
+    sandbox: Sandbox, program: str, seconds: float, interrupt: Interrupt | None = None
 ) -> tuple[bool, CompletedCommand]:
     """Run a program: whether it reached its end, and its result. Interrupted."""
     word = secrets.token_hex(8)

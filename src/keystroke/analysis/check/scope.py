@@ -147,9 +147,7 @@ class ClassTable:
     """The classes of one file by name, without those that are defined twice."""
 
     def __init__(
-        self,
-        *sources: PythonSource,
-        own: Callable[[ast.ClassDef], frozenset[str] | None] | None = None,
+        self, *sources: PythonSource, own: Callable[[ast.ClassDef], frozenset[str] | None] | None = None
     ) -> None:
         """`own`: gives the members that a class itself defines; computed from its body by default."""
         nodes = [node for source in sources for node in source.nodes(ast.ClassDef)]

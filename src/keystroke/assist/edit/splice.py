@@ -87,11 +87,7 @@ def splice_block(
 
 
 def _replace_block(
-    lines: list[str],
-    at: int,
-    split: SearchReplace,
-    repair: Callable[[str], str],
-    final_newline: bool | None,
+    lines: list[str], at: int, split: SearchReplace, repair: Callable[[str], str], final_newline: bool | None
 ) -> list[str]:
     """The file's lines with the block replaced. Lines common to both sides of the block stay untouched."""
     old = lines[at : at + len(split.search)]

@@ -15,23 +15,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from keystroke.assist.tool_calls.forms import (
-    CALL,
-    CALL_END,
-    HARMONY,
-    HERMES,
-    LIST,
-    CallForm,
-    head_pattern,
-)
+from keystroke.assist.tool_calls.forms import CALL, CALL_END, HARMONY, HERMES, LIST, CallForm, head_pattern
 from keystroke.assist.tool_calls.harmony import HarmonyParser
 from keystroke.assist.tool_calls.json_scan import ValueScanner, mark_overlap
-from keystroke.assist.tool_calls.segments import (
-    ReasoningSegment,
-    Segment,
-    TextSegment,
-    ToolCallSegment,
-)
+from keystroke.assist.tool_calls.segments import ReasoningSegment, Segment, TextSegment, ToolCallSegment
 from keystroke.assist.tool_calls.streamed_call import JsonCall
 from keystroke.assist.tool_calls.tagged import TaggedCall, tagged_call
 from keystroke.assist.tool_calls.tools import ShownTool, Toolset

@@ -66,11 +66,7 @@ class ShownTool:
         """As chat templates read it."""
         return {
             "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": self.parameters,
-            },
+            "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
         }
 
     @property

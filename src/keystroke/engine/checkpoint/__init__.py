@@ -6,13 +6,7 @@ from pathlib import Path
 
 from keystroke.engine.checkpoint.gguf_header import SPLIT
 from keystroke.engine.checkpoint.rope import extend_context, inverse_frequencies, rope_tables
-from keystroke.engine.checkpoint.spec import (
-    EMBEDDING,
-    Checkpoint,
-    ModelSpec,
-    RopeSpec,
-    tensor_shapes,
-)
+from keystroke.engine.checkpoint.spec import EMBEDDING, Checkpoint, ModelSpec, RopeSpec, tensor_shapes
 from keystroke.errors import InputError, NotFound
 
 __all__ = [

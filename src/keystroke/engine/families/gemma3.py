@@ -5,12 +5,7 @@ from __future__ import annotations
 
 from keystroke.engine.checkpoint.fields import Fields
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
-from keystroke.engine.families.config_file import (
-    norms_less_one,
-    read_llama,
-    read_two_ropes,
-    scaled_rope,
-)
+from keystroke.engine.families.config_file import norms_less_one, read_llama, read_two_ropes, scaled_rope
 from keystroke.engine.families.family import ConfigFile, Family, GGUFFile
 from keystroke.engine.families.gguf_fields import read_llama_gguf
 

@@ -82,8 +82,5 @@ FAMILY = Family(
     read_config=read_config,
     read_gguf=read_gguf,
     source=source,
-    gguf_names={
-        "post_attention_layernorm": "post_attention_norm",
-        "self_attn.sinks": "attn_sinks.weight",
-    },
+    gguf_names={"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks.weight"},
 )

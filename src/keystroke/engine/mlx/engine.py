@@ -26,10 +26,7 @@ from keystroke.engine.mlx.model import Cache, MlxModel
 from keystroke.engine.mlx.recurrent import MlxRecurrentState, States
 from keystroke.engine.mlx.weights import MlxWeights, runs_on_gpu
 from keystroke.engine.prefix import PrefixCache, common_prefix
-from keystroke.engine.snapshots import (
-    SNAPSHOT_SHARE,
-    SnapshotStore,
-)
+from keystroke.engine.snapshots import SNAPSHOT_SHARE, SnapshotStore
 from keystroke.engine.speculative.base import MAX_DRAFT
 from keystroke.engine.speculative.cost import drafts_can_pay, measure_verify_cost, remember_cost
 from keystroke.engine.speculative.head_file import HeadWeights

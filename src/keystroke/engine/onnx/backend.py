@@ -163,12 +163,7 @@ def _as_stored(
     """The graph that runs a model's matrices as they are stored, and its native weights if the native
     operators are available. Raises ConfigError for unsupported matrix types."""
     from keystroke.engine.onnx.convert import convert_stored
-    from keystroke.engine.onnx.stored import (
-        TYPES,
-        can_run_stored,
-        native_weights,
-        portable_bytes,
-    )
+    from keystroke.engine.onnx.stored import TYPES, can_run_stored, native_weights, portable_bytes
 
     spec, cache = checkpoint.spec, settings.paths.cache
     if not can_run_stored(checkpoint):

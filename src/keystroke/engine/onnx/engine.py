@@ -16,14 +16,7 @@ import numpy as np
 import onnxruntime as ort
 
 from keystroke.engine.adapter import AdapterFile
-from keystroke.engine.base import (
-    Engine,
-    EngineStats,
-    Guess,
-    Interrupt,
-    Step,
-    StepRequest,
-)
+from keystroke.engine.base import Engine, EngineStats, Guess, Interrupt, Step, StepRequest
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.cores import usable_cores
 from keystroke.engine.disk_prefixes import DiskPrefixes

@@ -199,10 +199,7 @@ class FamilyBuilder(StoredBuilder):
         absorbed = self._heads_product(f"{name}.k_b", queries, f"{at}.k_b_proj", latent.unrotated, 0)
         (qkv,) = self._node(
             "JoinLatent",
-            [
-                *(queries, absorbed, mixed),
-                self._vector(f"{name}.kv.norm", f"{at}.kv_a_layernorm.weight"),
-            ],
+            [*(queries, absorbed, mixed), self._vector(f"{name}.kv.norm", f"{at}.kv_a_layernorm.weight")],
             [f"{name}.heads"],
             domain=DOMAIN,
             heads=heads,

@@ -204,9 +204,7 @@ def engine_drafter(engine: Engine) -> AdaptiveDrafter | None:
 
 
 def drafter_for(
-    engine: Engine,
-    source: Sequence[int] | None = None,
-    draft: Engine | None = None,
+    engine: Engine, source: Sequence[int] | None = None, draft: Engine | None = None
 ) -> AdaptiveDrafter:
     """The drafter for `engine`. Drafts come from the original file if the answer is an edit of one
     (`source`), else from repetitions in the prompt and in the answer, else from the smaller model `draft`.
