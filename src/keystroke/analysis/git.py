@@ -42,15 +42,13 @@ def run_git(
     FileNotFoundError where git is not installed, and subprocess.TimeoutExpired."""
     options = [*_OFF, *(_filters_off(root, seconds) if arguments[0] in _FILTERING else ())]
     extra = ("--no-ext-diff", "--no-textconv") if arguments[0] == "diff" else ()
-    return _run_with_options(root, options, (arguments[0], *extra, *arguments[1:]), stdin, seconds)
+    return _run_git(root, options, (arguments[0], *extra, *arguments[1:]), stdin, seconds)
 
 
 def _filters_off(root: Path, seconds: float) -> list[str]:
     """Settings that switch every content filter of the repository off. Reading the configuration runs
     nothing."""
-    listed = _run_with_options(
-        root, _OFF, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), b"", seconds
-    )
+    listed = _run_git(root, _OFF, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), b"", seconds)
     names = {name.rpartition(".")[0] for name in os.fsdecode(listed.stdout).split("\0") if name}
     return [
         f"{name}.{key}"
@@ -59,7 +57,7 @@ def _filters_off(root: Path, seconds: float) -> list[str]:
     ]
 
 
-def _run_with_options(
+def _run_git(
     root: Path, options: list[str] | tuple[str, ...], arguments: tuple[str, ...], stdin: bytes, seconds: float
 ) -> subprocess.CompletedProcess[bytes]:
     inherited = {name: value for name, value in os.environ.items() if name != "GIT_EXTERNAL_DIFF"}

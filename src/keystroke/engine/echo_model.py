@@ -21,11 +21,7 @@ def echo_model(
     step_cost: float = 0.005, *, prefill_cost: float = 0.0, max_batch: int = 1, cache_bytes: int = 1 << 24
 ) -> Model:
     engine = EchoEngine(
-        _repeat_question,
-        step_cost=step_cost,
-        prefill_cost=prefill_cost,
-        max_batch=max_batch,
-        cache_bytes=cache_bytes,
+        _repeat, step_cost=step_cost, prefill_cost=prefill_cost, max_batch=max_batch, cache_bytes=cache_bytes
     )
     return Model(
         name="echo",
@@ -36,7 +32,7 @@ def echo_model(
     )
 
 
-def _repeat_question(prompt: str) -> str:
+def _repeat(prompt: str) -> str:
     _, found, rest = prompt.rpartition("[user]\n")
     if not found:
         return "pass"

@@ -217,9 +217,7 @@ def detect_chat(path: Path) -> ChatTemplate | None:
     if path.is_file() and path.suffix != ".json":
         table = open_header(path).metadata
         return _make_template(
-            table.get("tokenizer.chat_template"),
-            _token_piece(table, "bos_token_id"),
-            _token_piece(table, "eos_token_id"),
+            table.get("tokenizer.chat_template"), _piece(table, "bos_token_id"), _piece(table, "eos_token_id")
         )
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "tokenizer_config.json")
@@ -242,7 +240,7 @@ def _make_template(source: object, bos: str, eos: str) -> ChatTemplate | None:
     return ChatTemplate(_DOUBLED.sub(r"\1", source), bos=bos, eos=eos, foreign=True)
 
 
-def _token_piece(table: Mapping[str, object], key: str) -> str:
+def _piece(table: Mapping[str, object], key: str) -> str:
     pieces, token = table.get("tokenizer.ggml.tokens"), table.get(f"tokenizer.ggml.{key}")
     if isinstance(pieces, GGUFArray) and isinstance(token, int) and 0 <= token < len(pieces):
         return pieces.text(token)

@@ -63,12 +63,12 @@ def _read_human_eval(row: dict[str, Any]) -> FunctionTask:
         prompt,
         entry,
         tests,
-        _context_before(prompt, entry),
+        _context(prompt, entry),
         find_examples(prompt, entry),
     )
 
 
-def _context_before(prompt: str, entry: str) -> str:
+def _context(prompt: str, entry: str) -> str:
     """The part of a prompt before the function: imports and helpers that the answer may use."""
     found = re.search(rf"^(?:async\s+)?def\s+{re.escape(entry)}\b", prompt, re.MULTILINE)
     return prompt[: found.start()] if found else ""
@@ -82,10 +82,10 @@ def _read_big_code(row: dict[str, Any]) -> FunctionTask:
         prompt,
         entry,
         tests,
-        _context_before(prompt, entry),
+        _context(prompt, entry),
         find_examples(prompt, entry),
         seconds=60.0,
-        needs=_imported_packages(f"{row['test']}\n{_context_before(prompt, entry)}"),
+        needs=_imported_packages(f"{row['test']}\n{_context(prompt, entry)}"),
     )
 
 

@@ -51,9 +51,7 @@ class RewriteStrategy(AgentStrategy):
                 task.refused = ""
                 regions = self._find_regions(task)
             else:
-                regions = _enlarge_regions(
-                    regions, {r.path: read_text(task.overlay, r.path) for r in regions}
-                )
+                regions = _enlarge(regions, {r.path: read_text(task.overlay, r.path) for r in regions})
             if self._rewrite_all(task, regions):
                 return True
             task.tries += 1
@@ -236,7 +234,7 @@ def _is_whole_file(text: str, instruction: str) -> bool:
     return text.count("\n") <= WHOLE and (described or _EVERY.search(instruction) is not None)
 
 
-def _enlarge_regions(regions: Sequence[Region], texts: dict[str, str]) -> list[Region]:
+def _enlarge(regions: Sequence[Region], texts: dict[str, str]) -> list[Region]:
     """The next larger region around each region, without duplicates."""
     return list(dict.fromkeys(enclosing_region(region, texts[region.path]) for region in regions))
 

@@ -37,9 +37,7 @@ class ReadTool(AgentTool):
     def call(self, arguments: ReadArguments) -> ToolResult:
         text = self._overlay.read(arguments.path)
         if text is None:
-            return ToolResult(
-                f"{arguments.path} does not exist{self._suggest_paths(arguments.path)}", failed=True
-            )
+            return ToolResult(f"{arguments.path} does not exist{self._suggest(arguments.path)}", failed=True)
         lines = text.splitlines(keepends=True)
         first = arguments.start - 1
         last = min(arguments.end or len(lines), first + _LINES, len(lines))
@@ -50,7 +48,7 @@ class ReadTool(AgentTool):
         head = f"{arguments.path}, lines {first + 1} to {last} of {len(lines)}:\n"
         return ToolResult(head + "".join(lines[first:last]))
 
-    def _suggest_paths(self, path: str) -> str:
+    def _suggest(self, path: str) -> str:
         """Files of the same name in other folders."""
         name = path.rpartition("/")[2]
         found = [known for known in self._overlay.files() if known.rpartition("/")[2] == name][:3]

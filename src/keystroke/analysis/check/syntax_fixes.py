@@ -91,19 +91,12 @@ def _lines_around(text: str, error: ParseFailure) -> list[str]:
 
 def _candidates(text: str, error: ParseFailure) -> Iterator[_Candidate]:
     document = Document(text)
-    makers = (_fix_characters, _fix_indentation, _fix_assignment, _fix_brackets, _fix_strings)
-    for maker in (
-        *makers,
-        _fix_formatted_strings,
-        _fix_foreign_words,
-        _insert_colon,
-        _insert_comma,
-        _insert_missing_sign,
-    ):
+    makers = (_fix_characters, _fix_indent, _fix_assignment, _fix_brackets, _fix_strings)
+    for maker in (*makers, _fix_fstrings, _fix_words, _insert_colon, _insert_comma, _insert_sign):
         yield from maker(text, document, error, error.message)
 
 
-def _replacement(title: str, start: int, end: int, new: str) -> _Candidate:
+def _edit(title: str, start: int, end: int, new: str) -> _Candidate:
     return title, (Edit(start, end, new),)
 
 
@@ -144,9 +137,7 @@ def _fix_characters(text: str, document: Document, error: ParseFailure, message:
             yield "Replace typographic characters by plain ones", edits
 
 
-def _fix_indentation(
-    text: str, document: Document, error: ParseFailure, message: str
-) -> Iterator[_Candidate]:
+def _fix_indent(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     lines = [document.line(n) for n in range(document.line_count)]
     line = error.line
     first = document.line_span(line)[0]
@@ -183,14 +174,14 @@ def _fix_indentation(
                 )
                 yield "Indent the body" if upto == line else "Indent the whole body", edits
         end = document.line_span(header)[1]
-        yield _replacement("Put `pass` for the missing body", end, end, f"{line_end(text)}{inner}pass")
+        yield _edit("Put `pass` for the missing body", end, end, f"{line_end(text)}{inner}pass")
     elif "unexpected indent" in message or "unindent does not match" in message:
         levels = dict.fromkeys(
             _indent_of(lines[n]) for n in range(line - 1, max(-1, line - 200), -1) if lines[n].strip()
         )
         for level in sorted(levels, key=lambda item: abs(len(item) - len(own))):
             if level != own:
-                yield _replacement("Line the indentation up", first, first + len(own), level)
+                yield _edit("Line the indentation up", first, first + len(own), level)
 
 
 def _fix_assignment(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
@@ -199,22 +190,22 @@ def _fix_assignment(text: str, document: Document, error: ParseFailure, message:
     first, last = document.line_span(error.line)
     for found in re.finditer(r"(?<![=!<>:+\-*/%&|^@])=(?!=)", text[first:last]):
         at = first + found.start()
-        yield _replacement("Compare with `==`", at, at + 1, "==")
+        yield _edit("Compare with `==`", at, at + 1, "==")
 
 
 def _fix_brackets(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if found := re.search(r"closing parenthesis '(.)' does not match opening parenthesis '(.)'", message):
         right = _CLOSERS.get(found[2], ")")
-        yield _replacement(f"Close with `{right}`", error.start, error.start + 1, right)
-        yield _replacement(f"Insert `{right}`", error.start, error.start, right)
+        yield _edit(f"Close with `{right}`", error.start, error.start + 1, right)
+        yield _edit(f"Insert `{right}`", error.start, error.start, right)
         return
     if closed := re.search(r"unmatched '([)\]}])'", message):
-        yield _replacement("Remove the bracket that closes nothing", error.start, error.start + 1, "")
+        yield _edit("Remove the bracket that closes nothing", error.start, error.start + 1, "")
         opener = next(item for item, closer in _CLOSERS.items() if closer == closed[1])
         first = document.line_span(error.line)[0]
         # The opening bracket may be missing: after a name, before a character that cannot follow a name.
         for found in re.finditer(r"(?<=[^\W\d])(?=[\[\({\"'\-*)\]])", text[first : error.start + 1]):
-            yield _replacement(f"Insert `{opener}`", first + found.start(), first + found.start(), opener)
+            yield _edit(f"Insert `{opener}`", first + found.start(), first + found.start(), opener)
         return
     if "never closed" in message:
         closer = _CLOSERS.get(text[error.start : error.start + 1], ")")
@@ -234,17 +225,17 @@ def _fix_brackets(text: str, document: Document, error: ParseFailure, message: s
         end = document.line_span(at)[0] + _code_end(content)
         code = content[: _code_end(content)]
         if code.endswith(":") and _HEADER.match(document.line(line)):
-            yield _replacement(f"Close with `{closer}`", end - 1, end - 1, closer)
+            yield _edit(f"Close with `{closer}`", end - 1, end - 1, closer)
         elif _HEADER.match(document.line(line)) and at == line:
-            yield _replacement(f"Close with `{closer}:`", end, end, f"{closer}:")
+            yield _edit(f"Close with `{closer}:`", end, end, f"{closer}:")
         if code.endswith(","):
-            yield _replacement(f"Close with `{closer}`", end - 1, end, closer)
-        yield _replacement(f"Close with `{closer}`", end, end, closer)
+            yield _edit(f"Close with `{closer}`", end - 1, end, closer)
+        yield _edit(f"Close with `{closer}`", end, end, closer)
     # An inner bracket: it may end before what follows it.
     last = document.line_span(line)[1]
     for found in re.finditer(r"[\]\)\},:]", text[error.start : last]):
         place = error.start + found.start()
-        yield _replacement(f"Close with `{closer}`", place, place, closer)
+        yield _edit(f"Close with `{closer}`", place, place, closer)
 
 
 def _open_before(text: str, at: int) -> int | None:
@@ -276,24 +267,20 @@ def _fix_strings(text: str, document: Document, error: ParseFailure, message: st
     if "triple" in message:
         quote = text[at : at + 3]
         end = len(text.rstrip())
-        yield _replacement(f"Close the string with {quote}", end, end, quote)
+        yield _edit(f"Close the string with {quote}", end, end, quote)
         return
     first, last = document.line_span(error.line)
     end = first + len(text[first:last].rstrip())
     tail = re.search(r"[\s\)\]\},:;]*$", text[at:end])
     start = at + tail.start() if tail else end
     for place in dict.fromkeys((start, *range(start + 1, end), end)):
-        yield _replacement(f"Close the string with {quote}", place, place, quote)
+        yield _edit(f"Close the string with {quote}", place, place, quote)
     # The quote may be a closing one whose opening quote is missing.
     for found in list(re.finditer(r"(?<=[\[\({,=\s+])(?=[^\s,)\]}])", text[first:at]))[::-1][:12]:
-        yield _replacement(
-            f"Open the string with {quote}", first + found.start(), first + found.start(), quote
-        )
+        yield _edit(f"Open the string with {quote}", first + found.start(), first + found.start(), quote)
 
 
-def _fix_formatted_strings(
-    text: str, document: Document, error: ParseFailure, message: str
-) -> Iterator[_Candidate]:
+def _fix_fstrings(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if "f-string" not in message:
         return
     first, last = document.line_span(error.line)
@@ -314,7 +301,7 @@ def _fix_formatted_strings(
             )
             yield f"Use {other} inside the f-string", edits
         close = line.find(quote, body)
-        yield _replacement("Close the brace", first + close, first + close, "}")
+        yield _edit("Close the brace", first + close, first + close, "}")
         for brace in re.finditer(r"\{\s*\}", inner):
             yield (
                 "Write literal braces as {{}}",
@@ -322,18 +309,16 @@ def _fix_formatted_strings(
             )
         for brace in re.finditer(r"[{}]", inner):
             place = first + body + brace.start()
-            yield _replacement(f"Write a literal {brace[0]} twice", place, place, brace[0])
+            yield _edit(f"Write a literal {brace[0]} twice", place, place, brace[0])
 
 
-def _fix_foreign_words(
-    text: str, document: Document, error: ParseFailure, message: str
-) -> Iterator[_Candidate]:
+def _fix_words(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     """Words and operators of other languages."""
     for number in _nearby_lines(document, error.line):
         first, last = document.line_span(number)
         line = text[first:last]
         if found := re.match(r"(\s*)(?:else\s+if|elseif|elsif)\b", line):
-            yield _replacement("Write `elif`", first + len(found[1]), first + found.end(), "elif")
+            yield _edit("Write `elif`", first + len(found[1]), first + found.end(), "elif")
         if found := re.match(r"\s*(?:print|exec)\b(\s+)(?=[^\s(=])", line):
             start, end = first + found.start(1), first + _code_end(line)
             yield "Call it with parentheses", (Edit(start, start + len(found[1]), "("), Edit(end, end, ")"))
@@ -349,37 +334,33 @@ def _fix_foreign_words(
             if edits:
                 yield title, edits
         if found := re.search(r"(\w+)\s*(\+\+|--)\s*;?$", line[: _code_end(line)]):
-            yield _replacement(
-                "Write `+= 1`", first + found.end(1), first + found.end(), f" {found[2][0]}= 1"
-            )
+            yield _edit("Write `+= 1`", first + found.end(1), first + found.end(), f" {found[2][0]}= 1")
         if found := re.match(r"(\s*)(?:function|func|fn|fun)\s+(?=\w+\s*\()", line):
-            yield _replacement("Write `def`", first + len(found[1]), first + found.end(), "def ")
+            yield _edit("Write `def`", first + len(found[1]), first + found.end(), "def ")
         if found := re.match(r"\s*except\s+([\w.]+)\s*,\s*(\w+)\s*:", line):
-            yield _replacement("Write `as`", first + found.end(1), first + found.start(2), " as ")
+            yield _edit("Write `as`", first + found.end(1), first + found.start(2), " as ")
         if found := re.match(r"\s*except\s+([\w.]+(?:\s*,\s*[\w.]+)+)\s*:", line):
             start, end = first + found.start(1), first + found.end(1)
             yield "Put the exceptions in parentheses", (Edit(start, start, "("), Edit(end, end, ")"))
         if found := re.match(r"\s*import\s+(.+?)\s+from\s+([\w.]+)", line):
             start = first + len(_indent_of(line))
-            yield _replacement(
+            yield _edit(
                 "Turn the import round", start, first + found.end(), f"from {found[2]} import {found[1]}"
             )
         if found := re.match(r"(?:\s*)(?:async\s+)?def\s+\w+(?=\s*(?:->|:|$))", line):
-            yield _replacement("Add the parentheses", first + found.end(), first + found.end(), "()")
-            yield _replacement("Add `():`", first + found.end(), first + found.end(), "():")
+            yield _edit("Add the parentheses", first + found.end(), first + found.end(), "()")
+            yield _edit("Add `():`", first + found.end(), first + found.end(), "():")
         if found := re.search(r"(?<![\w.])0+(?=[1-9]\d*\b)", line):
-            yield _replacement("Remove the leading zeros", first + found.start(), first + found.end(), "")
+            yield _edit("Remove the leading zeros", first + found.start(), first + found.end(), "")
         if line.rstrip().endswith("{") and _HEADER.match(line):
             at = first + line.rstrip().rindex("{")
-            yield _replacement(
-                "Open the block with `:`", first + len(line[: at - first].rstrip()), at + 1, ":"
-            )
+            yield _edit("Open the block with `:`", first + len(line[: at - first].rstrip()), at + 1, ":")
 
 
 def _insert_colon(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if "expected ':'" in message:
         at = len(text[: error.start].rstrip(" \t"))
-        yield _replacement("Add the colon", at, at, ":")
+        yield _edit("Add the colon", at, at, ":")
     if "invalid syntax" not in message and "expected" not in message:
         return
     for number in _nearby_lines(document, error.line):
@@ -387,8 +368,8 @@ def _insert_colon(text: str, document: Document, error: ParseFailure, message: s
         if _HEADER.match(line) and not line[: _code_end(line)].endswith(":"):
             end = document.line_span(number)[0] + _code_end(line)
             if line[: _code_end(line)].endswith((";", ",", ".", "=")):
-                yield _replacement("End the line with a colon", end - 1, end, ":")
-            yield _replacement("Add the colon", end, end, ":")
+                yield _edit("End the line with a colon", end - 1, end, ":")
+            yield _edit("Add the colon", end, end, ":")
 
 
 def _insert_comma(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
@@ -398,12 +379,10 @@ def _insert_comma(text: str, document: Document, error: ParseFailure, message: s
         r"(?<=[\w\"'\)\]\}])(?=\s+[\w\"'\(\[\{])", text[error.start : error.end or None][:2000]
     ):
         at = error.start + found.start()
-        yield _replacement("Add the comma", at, at, ",")
+        yield _edit("Add the comma", at, at, ",")
 
 
-def _insert_missing_sign(
-    text: str, document: Document, error: ParseFailure, message: str
-) -> Iterator[_Candidate]:
+def _insert_sign(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     """A missing sign before the unexpected word."""
     if "invalid syntax" not in message:
         return
@@ -412,4 +391,4 @@ def _insert_missing_sign(
     if at <= first:
         return
     for mark in (" =", ":", ",", "."):
-        yield _replacement(f"Add `{mark.strip()}`", at, at, mark)
+        yield _edit(f"Add `{mark.strip()}`", at, at, mark)

@@ -62,18 +62,11 @@ _GO_COMPILER = re.compile(
 
 
 def other_failures(lines: Sequence[str]) -> list[LocatedFailure]:
-    parsers = (
-        _node_failures,
-        _go_failures,
-        _java_failures,
-        _rust_failures,
-        _sanitizer_failures,
-        _compiler_failures,
-    )
+    parsers = (_parse_node, _parse_go, _parse_java, _parse_rust, _parse_sanitizers, _parse_compilers)
     return [found for parser in parsers for found in parser(lines)]
 
 
-def _node_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _parse_node(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
     file: StackFrame | None = None  # printed above the error if the file does not parse
@@ -100,7 +93,7 @@ def _node_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
             file = StackFrame(top["path"], int(top["line"]))
 
 
-def _go_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _parse_go(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
     last = 0
@@ -121,7 +114,7 @@ def _go_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
         yield last, Failure(Language.GO, *header, tuple(reversed(frames)))
 
 
-def _java_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _parse_java(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
     last = 0
@@ -141,7 +134,7 @@ def _java_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
             header = (error["kind"].rpartition(".")[2], error["message"] or "")
 
 
-def _rust_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _parse_rust(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     for at, line in enumerate(lines):
         if panic := _RUST_PANIC.match(line):
             if at + 1 < len(lines):
@@ -153,7 +146,7 @@ def _rust_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
             yield at, Failure(Language.RUST, kind, header["message"], (_make_frame(place),), compiled=True)
 
 
-def _sanitizer_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _parse_sanitizers(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
     for at, line in enumerate([*lines, ""]):
@@ -166,7 +159,7 @@ def _sanitizer_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
             header = None
 
 
-def _compiler_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _parse_compilers(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     for at, line in enumerate(lines):
         if wrong := _COLONS.match(line):
             yield at, _compiler_failure(wrong["message"], _make_frame(wrong))

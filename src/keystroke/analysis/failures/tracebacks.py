@@ -28,13 +28,13 @@ _HINT = re.compile(r"\.? Did you (?:mean|forget to import)[: ]+(?:import )?'(?P<
 
 def python_failures(lines: Sequence[str]) -> list[LocatedFailure]:
     plain = [_GROUP.sub("", line) for line in lines]
-    found = [*_traceback_failures(plain)]
+    found = [*_parse_tracebacks(plain)]
     known = {(item.kind, item.message) for _, item in found}
     found += [(at, item) for at, item in _bare_syntax_errors(lines) if (item.kind, item.message) not in known]
-    return [*found, *_pytest_failures(lines)]
+    return [*found, *_parse_pytest(lines)]
 
 
-def _traceback_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _parse_tracebacks(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     frames: list[StackFrame] | None = None
     prefix = ""
     for at, line in enumerate(lines):
@@ -74,7 +74,7 @@ def _bare_syntax_errors(lines: Sequence[str]) -> Iterator[LocatedFailure]:
                 break
 
 
-def _pytest_failures(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+def _parse_pytest(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     error_line = ""
     frames: list[StackFrame] = []
     for at, line in enumerate(lines):

@@ -22,12 +22,10 @@ def refactor_in_worker(
     workspace path. Without a root the text at `path` is a workspace of its own."""
     try:
         if root is not None:
-            return "plan", msgspec.to_builtins(
-                _plan_refactoring(Path(root), texts, kind, path, start, end, name)
-            )
+            return "plan", msgspec.to_builtins(_plan(Path(root), texts, kind, path, start, end, name))
         with tempfile.TemporaryDirectory(prefix="keystroke-") as alone:
             (Path(alone) / path).write_bytes(b"")
-            plan = _plan_refactoring(Path(alone).resolve(), texts, kind, path, start, end, name)
+            plan = _plan(Path(alone).resolve(), texts, kind, path, start, end, name)
             return "plan", msgspec.to_builtins(plan)
     except KeystrokeError as error:
         return "refused", error.message
@@ -38,7 +36,7 @@ def refactoring_from_plain(plain: Any) -> RefactoringPlan:
     return msgspec.convert(plain, RefactoringPlan)
 
 
-def _plan_refactoring(
+def _plan(
     root: Path, texts: Mapping[str, str], kind: str, path: str, start: int, end: int, name: str
 ) -> RefactoringPlan:
     work = Refactoring(root, texts)

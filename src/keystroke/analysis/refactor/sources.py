@@ -96,13 +96,11 @@ def restore_line_ends(text: str, edits: tuple[Edit, ...]) -> tuple[Edit, ...]:
         ends.append(at - len(ends))
         at = text.find("\r\n", at + 2)
 
-    def original_offset(offset: int) -> int:
+    def restore(offset: int) -> int:
         return offset + bisect_right(ends, offset - 1)
 
     crlf = 2 * len(ends) > text.count("\n")
     return tuple(
-        Edit(
-            original_offset(e.start), original_offset(e.end), e.text.replace("\n", "\r\n") if crlf else e.text
-        )
+        Edit(restore(e.start), restore(e.end), e.text.replace("\n", "\r\n") if crlf else e.text)
         for e in edits
     )

@@ -14,7 +14,7 @@ from keystroke.analysis.syntax import INDENTED
 _DEFINES = (UnitKind.FUNCTION, UnitKind.CLASS)
 
 
-def append_definitions(written: str, inside: str, language: str | None) -> str:
+def add_definitions(written: str, inside: str, language: str | None) -> str:
     """The rewritten part. If the model only wrote new definitions, they are appended to the old text."""
     old, new = _defined_names(inside, language), _defined_names(written, language)
     if (
@@ -27,17 +27,15 @@ def append_definitions(written: str, inside: str, language: str | None) -> str:
         return written
     classes = [unit for unit in outline(textwrap.dedent(inside), language) if unit.kind is UnitKind.CLASS]
     body = textwrap.dedent(written).strip("\n")
-    margin = _smallest_indent(inside)
+    margin = _least_indent(inside)
     if len(classes) == 1 and _is_method(body, language):
         # A method for the only class in the part.
         members = [line for line in inside.split("\n")[1:] if line.strip()]
-        margin = _smallest_indent("\n".join(members)) if members else f"{margin}    "
+        margin = _least_indent("\n".join(members)) if members else f"{margin}    "
         text = textwrap.indent(body, margin, lambda line: bool(line.strip()))
         if language not in INDENTED:
             head, brace, tail = inside.rstrip().rpartition("}")
-            return (
-                f"{head.rstrip()}\n\n{text}\n{_smallest_indent(inside)}{brace}{tail}\n" if brace else written
-            )
+            return f"{head.rstrip()}\n\n{text}\n{_least_indent(inside)}{brace}{tail}\n" if brace else written
         return f"{inside.rstrip()}\n\n{text}\n"
     gap = "\n\n\n" if language == "python" and not margin else "\n\n"
     text = textwrap.indent(body, margin, lambda line: bool(line.strip()))
@@ -160,6 +158,6 @@ def _is_method(body: str, language: str) -> bool:
     return language in ("javascript", "typescript", "tsx", "java", "csharp", "kotlin", "cpp", "swift", "php")
 
 
-def _smallest_indent(text: str) -> str:
+def _least_indent(text: str) -> str:
     indents = [line[: len(line) - len(line.lstrip())] for line in text.split("\n") if line.strip()]
     return min(indents, key=len, default="")

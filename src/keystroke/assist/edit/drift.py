@@ -129,7 +129,7 @@ def _restore_old_remarks(old: str, new: str, language: str, *, additions: bool =
             out += [*(remark.text for remark in above), line.text]
         if b1 > b0 or a1 > a0:
             if b1 > b0:
-                out += _restore_in_changes(before[a0 : a1 + 1], after[b0 : b1 + 1], language, additions)
+                out += _merge_changes(before[a0 : a1 + 1], after[b0 : b1 + 1], language, additions)
             else:
                 out += _remarks_above(before[a0:a1], before[a1])
             out.append(before[a1].text)
@@ -138,7 +138,7 @@ def _restore_old_remarks(old: str, new: str, language: str, *, additions: bool =
     return "".join(out)
 
 
-def _restore_in_changes(
+def _merge_changes(
     before: Sequence[_Line], after: Sequence[_Line], language: str, additions: bool
 ) -> list[str]:
     """The text of changed lines `after`, all but the text of the last, which both have."""

@@ -80,19 +80,15 @@ class _State:
 
     def apply(self, operation: Operation) -> None:
         path = operation.path
-        text = self._current_text(path)
+        text = self._read_text(path)
         if isinstance(operation, Addition):
             if text is not None and not operation.overwrite:
-                self._add_failure(
-                    Reason.FILE_EXISTS, path, "the file to add exists already; change it instead"
-                )
+                self._fail(Reason.FILE_EXISTS, path, "the file to add exists already; change it instead")
             else:
                 self.texts[path] = operation.text
             return
         if text is None:
-            self._add_failure(
-                Reason.UNKNOWN_FILE, path, "there is no such file among those that may be changed"
-            )
+            self._fail(Reason.UNKNOWN_FILE, path, "there is no such file among those that may be changed")
         elif isinstance(operation, Removal):
             self.texts[path] = None
         elif isinstance(operation, Move):
@@ -115,18 +111,16 @@ class _State:
             self._drift[path] = drift + result.text.count("\n") - text.count("\n")
 
     def _move(self, path: str, to: str, text: str) -> None:
-        if self._current_text(to) is not None:
-            self._add_failure(
-                Reason.FILE_EXISTS, to, f"{path} cannot be moved there: the file exists already"
-            )
+        if self._read_text(to) is not None:
+            self._fail(Reason.FILE_EXISTS, to, f"{path} cannot be moved there: the file exists already")
             return
         self.texts[path], self.texts[to] = None, text
         self.moves[path] = to
 
-    def _current_text(self, path: str) -> str | None:
+    def _read_text(self, path: str) -> str | None:
         if path not in self.texts:
             self.originals[path] = self.texts[path] = self._read(path)
         return self.texts[path]
 
-    def _add_failure(self, reason: Reason, path: str, message: str) -> None:
+    def _fail(self, reason: Reason, path: str, message: str) -> None:
         self.failures.append(EditFailure(reason, path, message))

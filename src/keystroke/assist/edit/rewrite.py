@@ -14,7 +14,7 @@ from keystroke.analysis.stubs import find_stubs
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.blocks import Message, chat, fenced
 from keystroke.assist.edit.border import fix_borders
-from keystroke.assist.edit.definitions import append_definitions
+from keystroke.assist.edit.definitions import add_definitions
 from keystroke.assist.edit.operations import EditFailure
 from keystroke.assist.edit.operations import EditFailureReason as Reason
 from keystroke.assist.edit.splice import replace_lines, split_lines
@@ -105,9 +105,7 @@ def parse_rewrite(answer: str, region: Region, text: str) -> str | EditFailure:
             Reason.ELIDED, region.path, f"the answer leaves code out ({remark[0].strip()!r}); write all of it"
         )
     start = len(split_lines(before))
-    written = append_definitions(
-        fix_borders(written, before, inside, after), inside, language_of(region.path)
-    )
+    written = add_definitions(fix_borders(written, before, inside, after), inside, language_of(region.path))
     return replace_lines(text, start, start + len(split_lines(inside)), written)
 
 

@@ -227,17 +227,17 @@ class _EditRun:
         if len(task.files) != 1:
             return None
         ((path, text),) = task.files.items()
-        choices = list(
+        options = list(
             dict.fromkeys([*(regions if len(regions) == 1 else ()), *_whole_file(task.files, LARGEST)])
         )
-        if not choices:
+        if not options:
             return None
         cheap = self.candidates >= CHEAP
         found = [] if first is None else [first]
-        found += yield from self._ask_all(_sampling_plan(choices, count, greedy=cheap))
+        found += yield from self._ask_all(_sampling_plan(options, count, greedy=cheap))
         scores = self._run_checks(path, text, found)
         if cheap and scores and max(scores.values()) < 1.0:
-            more = [(region, HOTTER) for region, _ in _sampling_plan(choices, count, greedy=False)]
+            more = [(region, HOTTER) for region, _ in _sampling_plan(options, count, greedy=False)]
             found += yield from self._ask_all(more, seed=count)
             scores = self._run_checks(path, text, found)
         if not found:
@@ -246,14 +246,14 @@ class _EditRun:
         return replace(self._make_proposal(Resolution({path: chosen})), agreement=(votes, len(found)))
 
     def _ask_all(
-        self, choices: Sequence[tuple[Region, float]], seed: int = 0
+        self, options: Sequence[tuple[Region, float]], seed: int = 0
     ) -> Generator[RewriteQuestion, Answer, list[str]]:
         """The usable answers of all candidates: whole files."""
         task = self.task
-        text = task.files[choices[0][0].path]
+        text = task.files[options[0][0].path]
         questions = [
             replace(self._make_question(region, task.files), temperature=heat, seed=seed + number)
-            for number, (region, heat) in enumerate(choices)
+            for number, (region, heat) in enumerate(options)
         ]
         reply = yield replace(questions[0], also=tuple(questions[1:]))
         answers = reply if isinstance(reply, list) else [reply]
@@ -263,7 +263,7 @@ class _EditRun:
         self.answers.extend(answers)
         results = (
             read_rewrite(answer, region, text, task.instruction)
-            for (region, _), answer in zip(choices, answers, strict=True)
+            for (region, _), answer in zip(options, answers, strict=True)
         )
         return [result for result in results if isinstance(result, str)]
 
@@ -379,10 +379,10 @@ def _first_answer(answer: Answer) -> str:
 
 def _sampling_plan(regions: Sequence[Region], count: int, *, greedy: bool) -> list[tuple[Region, float]]:
     """Which region each candidate rewrites, and how it is sampled: each once greedily, then in turn."""
-    choices = [(region, 0.0) for region in regions] if greedy else []
-    while len(choices) < count:
-        choices.append((regions[-1 - len(choices) % len(regions)], TEMPERATURE))
-    return choices[:count]
+    options = [(region, 0.0) for region in regions] if greedy else []
+    while len(options) < count:
+        options.append((regions[-1 - len(options) % len(regions)], TEMPERATURE))
+    return options[:count]
 
 
 def choose_candidate(

@@ -96,22 +96,22 @@ def _find_definition(name: SgNode) -> SgNode | None:
         return None
     kind = parent.kind()
     if kind in _PARAMETERS:
-        return None if _is_same_node(parent.field("value"), name) else parent
+        return None if _is_same(parent.field("value"), name) else parent
     if kind in _TARGETS:
         field = _TARGETS[kind]
         if field is None:
             return parent
-        return parent if _is_same_node(parent.field(field), name) else None
+        return parent if _is_same(parent.field(field), name) else None
     if kind in ("pattern_list", "tuple_pattern", "expression_list"):
         outer = parent.parent()
         field = _TARGETS.get(outer.kind()) if outer is not None else None
         if outer is None or field is None:
             return None
-        return outer if _is_same_node(outer.field(field), parent) else None
+        return outer if _is_same(outer.field(field), parent) else None
     if kind.endswith(
         ("_definition", "_declaration", "_declarator", "_item", "_spec", "_alias", "_signature")
     ):
-        return parent if _is_same_node(parent.field("name"), name) else None
+        return parent if _is_same(parent.field("name"), name) else None
     return None
 
 
@@ -140,7 +140,7 @@ def _find_occurrences(
     while stack:
         node = stack.pop()
         if node.is_leaf():
-            if node.kind() not in _NAMES or node.text() != old or _is_same_node(node, definition):
+            if node.kind() not in _NAMES or node.text() != old or _is_same(node, definition):
                 continue
             if _is_member(node) is not member or _is_keyword_name(node):
                 continue
@@ -169,24 +169,20 @@ def _is_function(node: SgNode) -> bool:
 def _is_member(node: SgNode) -> bool:
     parent = node.parent()
     field = _MEMBERS.get(parent.kind()) if parent is not None else None
-    return parent is not None and field is not None and _is_same_node(parent.field(field), node)
+    return parent is not None and field is not None and _is_same(parent.field(field), node)
 
 
 def _is_keyword_name(node: SgNode) -> bool:
     """`name=` in a call names the other side's parameter."""
     parent = node.parent()
-    return (
-        parent is not None
-        and parent.kind() == "keyword_argument"
-        and _is_same_node(parent.field("name"), node)
-    )
+    return parent is not None and parent.kind() == "keyword_argument" and _is_same(parent.field("name"), node)
 
 
 def _is_imported(node: SgNode) -> bool:
     return any("import" in ancestor.kind() for ancestor in node.ancestors())
 
 
-def _is_same_node(a: SgNode | None, b: SgNode) -> bool:
+def _is_same(a: SgNode | None, b: SgNode) -> bool:
     if a is None:
         return False
     x, y = a.range(), b.range()

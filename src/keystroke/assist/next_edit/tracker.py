@@ -220,9 +220,7 @@ class NextEditTracker:
         for index, place in enumerate(proposal.edits):
             if place.buffer is None and place.edit == edit:
                 rest = [p for i, p in enumerate(proposal.edits) if i != index]
-                moved = tuple(
-                    p for p in (_rebase_place(p, edit) for p in rest) if isinstance(p, ProposedEdit)
-                )
+                moved = tuple(p for p in (_shift(p, edit) for p in rest) if isinstance(p, ProposedEdit))
                 self.proposal = replace(proposal, edits=moved) if moved else None
                 return True
         return False
@@ -231,7 +229,7 @@ class NextEditTracker:
         proposal = self.proposal
         if proposal is None:
             return None
-        moved = [_rebase_place(place, edit) for place in proposal.edits]
+        moved = [_shift(place, edit) for place in proposal.edits]
         kept = tuple(p for p in moved if isinstance(p, ProposedEdit))
         if not kept:
             self.proposal = None
@@ -250,7 +248,7 @@ def proposal_from_model(text: str, found: PredictedEdits) -> NextEditProposal:
     return NextEditProposal("", Cause.MODEL, title, tuple(ProposedEdit(None, edit) for edit in found.edits))
 
 
-def _rebase_place(place: ProposedEdit, typed: Edit) -> ProposedEdit | Dropped:
+def _shift(place: ProposedEdit, typed: Edit) -> ProposedEdit | Dropped:
     if place.buffer is not None:
         return place
     result = rebase(place.edit, (typed,))

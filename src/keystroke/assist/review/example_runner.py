@@ -103,9 +103,7 @@ class ModuleVersion:
             except TimeLimitReached:
                 return [*results, ["endless", ""]]
             except Exception as error:
-                results.append(
-                    ["error", type(error).__name__, self._was_raised_on_purpose(error), str(error)[:120]]
-                )
+                results.append(["error", type(error).__name__, self._is_deliberate(error), str(error)[:120]])
                 return results
         own = [value for value in values if type(value).__module__ == "example"]
         return [*results, *(["state", show_value(_fields(value))] for value in own)]
@@ -157,7 +155,7 @@ class ModuleVersion:
             raise MissingDefinition
         return self.names[item["call"]](*arguments, **named)
 
-    def _was_raised_on_purpose(self, error: Exception) -> bool:
+    def _is_deliberate(self, error: Exception) -> bool:
         """Whether the module raised it itself."""
         number, step = None, error.__traceback__
         while step is not None:

@@ -70,9 +70,7 @@ class PlanGenerator:
             n.value for n in ast.walk(module) if isinstance(n, ast.Constant) and isinstance(n.value, str)
         }
         self._words = sorted(word for word in words if 0 < len(word) <= 12 and "\n" not in word)
-        self._matching_texts = [
-            text for node in ast.walk(module) for text in _matching_texts(node, self._random)
-        ]
+        self._matching = [text for node in ast.walk(module) for text in _matching_texts(node, self._random)]
         self._quoted = sorted({a or b for word in words for a, b in _QUOTED.findall(word)})
         self.doubtful = False  # the last plan has a guessed argument
 
@@ -179,7 +177,7 @@ class PlanGenerator:
             return {tag: pick(values)}
         match kind:
             case "text" | "str":
-                return pick([*_TEXTS, *self._words, *self._quoted, *3 * self._matching_texts])
+                return pick([*_TEXTS, *self._words, *self._quoted, *3 * self._matching])
             case "objects":
                 return self._make_objects(name, plan, depth)
             case "dict" | "mapping":
@@ -187,17 +185,7 @@ class PlanGenerator:
             case "texts or ints" | "list":
                 words = self._random.choices(self._words, k=self._random.randint(1, 4)) if self._words else []
                 return pick(
-                    [
-                        [],
-                        [1],
-                        [3, 1, 2],
-                        ["a", "b"],
-                        ["x"],
-                        list(range(50)),
-                        words,
-                        words,
-                        self._matching_texts,
-                    ]
+                    [[], [1], [3, 1, 2], ["a", "b"], ["x"], list(range(50)), words, words, self._matching]
                 )
         self.doubtful = True
         return pick([*_INTS, *_TEXTS[:4], [1, 2, 3], [], None])

@@ -54,10 +54,10 @@ def _is_kept(node: ast.stmt) -> bool:
 def is_pure(node: ast.AST) -> bool:
     """Whether everything below this node is pure."""
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Name) and (inner.id in _BANNED or _is_unknown_dunder(inner.id)):
+        if isinstance(inner, ast.Name) and (inner.id in _BANNED or _is_bad_dunder(inner.id)):
             return False
         if isinstance(inner, ast.Attribute) and (
-            _is_unknown_dunder(inner.attr) or inner.attr in _LOADING | _INWARD
+            _is_bad_dunder(inner.attr) or inner.attr in _LOADING | _INWARD
         ):
             return False
         if isinstance(inner, ast.Import):
@@ -81,5 +81,5 @@ def _is_pure_import(node: ast.ImportFrom) -> bool:
     return inside and not any(alias.name in _INWARD or alias.name.startswith("_") for alias in node.names)
 
 
-def _is_unknown_dunder(name: str) -> bool:
+def _is_bad_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__") and name not in _DUNDERS

@@ -41,14 +41,12 @@ def patch_from_call(name: str, arguments: Any) -> str | None:
     if not path or "\n" in path:
         return None
     if name == "delete_file":
-        return _join_patch(f"{_DELETE}{path}")
+        return _patch(f"{_DELETE}{path}")
     if name == "write_file":
-        return _join_patch(
-            f"{_ADD}{path}", *(f"+{line}" for line in _split_lines(arguments["content"]) or [""])
-        )
+        return _patch(f"{_ADD}{path}", *(f"+{line}" for line in _split_lines(arguments["content"]) or [""]))
     old, new = _split_lines(arguments["old"]), _split_lines(arguments["new"])
     head, tail = common_ends(old, new)  # they become context
-    return _join_patch(
+    return _patch(
         f"{_UPDATE}{path}",
         "@@",
         *(f" {line}" for line in old[:head]),
@@ -60,7 +58,7 @@ def patch_from_call(name: str, arguments: Any) -> str | None:
 
 def join_patches(patches: Sequence[str]) -> str:
     """Several patches as one, in order."""
-    return _join_patch(*(line for patch in patches for line in patch.strip("\n").split("\n")[1:-1]))
+    return _patch(*(line for patch in patches for line in patch.strip("\n").split("\n")[1:-1]))
 
 
 def calls_from_patch(patch: str) -> list[tuple[str, dict[str, str]]] | None:
@@ -85,7 +83,7 @@ def calls_from_patch(patch: str) -> list[tuple[str, dict[str, str]]] | None:
     return calls or None
 
 
-def _join_patch(*lines: str) -> str:
+def _patch(*lines: str) -> str:
     return "\n".join([BEGIN, *lines, END]) + "\n"
 
 

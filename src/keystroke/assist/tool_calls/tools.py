@@ -148,9 +148,7 @@ def _show_short(tool: OfferedTool) -> ShownTool:
     parameters = tool.parameters or _NOTHING
     properties, required = parameters.get("properties"), parameters.get("required")
     if isinstance(properties, Mapping) and isinstance(required, list) and required:
-        needed = {
-            name: _shorten_description(properties.get(name, {})) for name in required if isinstance(name, str)
-        }
+        needed = {name: _shorten(properties.get(name, {})) for name in required if isinstance(name, str)}
         rest = {
             k: v for k, v in parameters.items() if k not in ("properties", "required", "$schema", "title")
         }
@@ -185,7 +183,7 @@ def _first_sentence(text: str) -> str:
     return first if len(first) <= _LONGEST else first[: _LONGEST - 1].rstrip() + "…"
 
 
-def _shorten_description(schema: Any) -> Any:
+def _shorten(schema: Any) -> Any:
     if not isinstance(schema, Mapping) or not isinstance(schema.get("description"), str):
         return schema
     return {**schema, "description": _first_sentence(schema["description"])}

@@ -69,7 +69,7 @@ def usable_tools(toolset: Toolset, bounds: ToolConstraints) -> Toolset:
     whole = bounds.short and len(bounds.seen_lines) <= SHORT_FILE and any(map(_writes_whole, allowed))
     usable = tuple(s for s in allowed if _is_usable(s, bounds) and not (whole and s.grounded))
     if toolset.short and not creates:
-        usable = tuple(_make_naming_tool(s, bounds) or s for s in usable)
+        usable = tuple(_naming_tool(s, bounds) or s for s in usable)
     if must_edit_next(toolset, bounds) and (edits := tuple(filter(_is_naming, usable))):
         return replace(toolset, shown=edits)
     fresh = tuple(s for s in usable if s.tool.name not in bounds.exhausted)
@@ -105,9 +105,7 @@ def must_edit_next(toolset: Toolset, bounds: ToolConstraints) -> bool:
     if any(_OF_TESTS.search(name) or not _is_among(name, known) for name in intent.files):
         return False
     allowed = [s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only]
-    return any(
-        _make_naming_tool(s, bounds) is not None and s.tool.name not in bounds.exhausted for s in allowed
-    )
+    return any(_naming_tool(s, bounds) is not None and s.tool.name not in bounds.exhausted for s in allowed)
 
 
 def is_done(toolset: Toolset, bounds: ToolConstraints) -> bool:
@@ -161,10 +159,10 @@ def _restrict_paths(shown: ShownTool, bounds: ToolConstraints) -> ShownTool | No
     """A tool that writes whole files, restricted to files that were read or that the user names."""
     named = [name for name in read_request(bounds.request).files if not _is_among(name, bounds.short)]
     files = [*bounds.short, *(name for name in named if not _is_among(name, bounds.written))]
-    return _constrain_parameter(shown, PATHS, {"enum": files}) if files and _writes_whole(shown) else None
+    return _constrain(shown, PATHS, {"enum": files}) if files and _writes_whole(shown) else None
 
 
-def _make_naming_tool(shown: ShownTool, bounds: ToolConstraints) -> ShownTool | None:
+def _naming_tool(shown: ShownTool, bounds: ToolConstraints) -> ShownTool | None:
     """A tool that changes files, whose call names one of those that were read and brings no text; None where
     there are no such files or it has other parameters."""
     properties = shown.properties
@@ -191,9 +189,7 @@ def _reading_tools(shown: Sequence[ShownTool], bounds: ToolConstraints) -> tuple
     constraint = {
         "pattern": _reading_command(_unread_files(bounds), whole=read_request(bounds.request).changes)
     }
-    return made or tuple(
-        r for s in shown if (r := _constrain_parameter(s, _COMMANDS, constraint)) is not None
-    )
+    return made or tuple(r for s in shown if (r := _constrain(s, _COMMANDS, constraint)) is not None)
 
 
 def _reading_command(files: Sequence[str], *, whole: bool) -> str:
@@ -215,12 +211,10 @@ def may_read(shown: ShownTool) -> bool:
 
 def _limit_commands(shown: ShownTool) -> ShownTool:
     """The tool with commands of a bounded length."""
-    return _constrain_parameter(shown, _COMMANDS, {"maxLength": LONGEST_COMMAND}) or shown
+    return _constrain(shown, _COMMANDS, {"maxLength": LONGEST_COMMAND}) or shown
 
 
-def _constrain_parameter(
-    shown: ShownTool, names: Sequence[str], constraint: Mapping[str, Any]
-) -> ShownTool | None:
+def _constrain(shown: ShownTool, names: Sequence[str], constraint: Mapping[str, Any]) -> ShownTool | None:
     """The tool with the first of its parameters `names` constrained; None where it has none of them or they
     are constrained already."""
     for name in names:

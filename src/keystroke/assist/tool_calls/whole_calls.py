@@ -42,20 +42,20 @@ def parse_whole_calls(
     try:
         calls = [_parse_function(toolset, match, proof) for match in _FUNCTION.finditer(body)]
         if not calls:
-            value: Any = msgspec.json.decode(body.strip())
+            data: Any = msgspec.json.decode(body.strip())
             calls = [
-                _parse_object(toolset, one, proof) for one in (value if isinstance(value, list) else [value])
+                _parse_object(toolset, one, proof) for one in (data if isinstance(data, list) else [data])
             ]
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return []
     return [call for call in calls if call is not None] if calls and all(calls) else []
 
 
-def _parse_object(toolset: Toolset, value: Any, proof: _Proof) -> ToolCallSegment | None:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+def _parse_object(toolset: Toolset, data: Any, proof: _Proof) -> ToolCallSegment | None:
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    shown = toolset.find(value["name"])
+    arguments = data.get("arguments", data.get("parameters", {}))
+    shown = toolset.find(data["name"])
     if not isinstance(arguments, str) or shown is None or shown.tool.custom:
         return _make_segment(shown, arguments, proof)
     if proof.schema:  # arguments within a text, as some servers send them

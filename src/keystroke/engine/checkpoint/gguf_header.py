@@ -95,7 +95,7 @@ class GGUFHeader:
             with path.open("rb") as file:
                 start = file.read(4)
                 if start != b"GGUF":
-                    raise _damage_error(path, "does not begin as a GGUF file does")
+                    raise _damage(path, "does not begin as a GGUF file does")
                 self.view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise ModelDamaged(
@@ -105,7 +105,7 @@ class GGUFHeader:
         _check_version(path, cursor.scalar(_U32))
         tensors, keys = cursor.scalar(_U64), cursor.scalar(_U64)
         if tensors > _TENSORS_LIMIT or keys > _KEYS_LIMIT:
-            raise _damage_error(path, f"claims {tensors} tensors and {keys} keys, which no model has")
+            raise _damage(path, f"claims {tensors} tensors and {keys} keys, which no model has")
         self.metadata = _read_metadata(path, cursor, keys)
         self._metadata_end = cursor.at
         self.tensors = _read_tensors(path, cursor, tensors, self.metadata)
@@ -184,7 +184,7 @@ class _Cursor:
     def take(self, length: int) -> int:
         start, self.at = self.at, self.at + length
         if self.at > self._size:
-            raise _damage_error(self._path, "ends in the middle of its header")
+            raise _damage(self._path, "ends in the middle of its header")
         return start
 
     def scalar(self, kind: struct.Struct) -> int:
@@ -214,7 +214,7 @@ class _Cursor:
     def name(self) -> str:
         start = self.at
         if self.scalar(_U64) > _NAME_LIMIT:
-            raise _damage_error(self._path, "has a name that is too long")
+            raise _damage(self._path, "has a name that is too long")
         self.at = start
         return self.text()
 
@@ -225,15 +225,15 @@ class _Cursor:
             return self._array()
         kind = _SCALARS.get(type_id)
         if kind is None:
-            raise _damage_error(self._path, f"has a value of the unknown type {type_id}")
+            raise _damage(self._path, f"has a value of the unknown type {type_id}")
         return self.scalar(kind)
 
     def _array(self) -> GGUFArray:
         type_id, length = self.scalar(_U32), self.scalar(_U64)
         if type_id != _STRING and type_id not in _SCALARS:
-            raise _damage_error(self._path, f"has an array of the unknown type {type_id}")
+            raise _damage(self._path, f"has an array of the unknown type {type_id}")
         if length > _ELEMENTS_LIMIT:
-            raise _damage_error(self._path, f"claims an array of {length} values")
+            raise _damage(self._path, f"claims an array of {length} values")
         array = GGUFArray(self.copy(), type_id, length)
         if type_id == _STRING:
             self.skip_strings(length)
@@ -252,7 +252,7 @@ class _Cursor:
             self.at = at
             self.take(0)
             return
-        raise _damage_error(self._path, "ends in the middle of its header")
+        raise _damage(self._path, "ends in the middle of its header")
 
 
 def _check_version(path: Path, version: int) -> None:
@@ -272,7 +272,7 @@ def _read_metadata(path: Path, cursor: _Cursor, count: int) -> dict[str, object]
     for _ in range(count):
         key = cursor.name()
         if key in found:
-            raise _damage_error(path, f"has the key {key!r} twice")
+            raise _damage(path, f"has the key {key!r} twice")
         found[key] = cursor.value(cursor.scalar(_U32))
     return found
 
@@ -285,12 +285,12 @@ def _read_tensors(
         name = cursor.name()
         dimensions = cursor.scalar(_U32)
         if name in described or not 1 <= dimensions <= 4:
-            raise _damage_error(path, f"does not describe tensor {name!r}")
+            raise _damage(path, f"does not describe tensor {name!r}")
         shape = tuple(cursor.scalar(_U64) for _ in range(dimensions))[::-1]  # innermost first in the file
         described[name] = shape, cursor.scalar(_U32), cursor.scalar(_U64)
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20:
-        raise _damage_error(path, f"asks for an alignment of {alignment!r}")
+        raise _damage(path, f"asks for an alignment of {alignment!r}")
     base = -(-cursor.at // alignment) * alignment
     return {name: _make_tensor_info(path, cursor, name, base, *fields) for name, fields in described.items()}
 
@@ -305,14 +305,14 @@ def _make_tensor_info(
             "use another quantisation of the model, such as Q4_K_M or Q8_0"
         )
     if shape[-1] % kind.block:
-        raise _damage_error(
+        raise _damage(
             path, f"gives tensor {name!r} rows of {shape[-1]} values, which {kind.name} cannot hold"
         )
     size = math.prod(shape) // kind.block * kind.block_bytes
     if base + offset + size > len(cursor.view):
-        raise _damage_error(path, f"ends before tensor {name!r} does")
+        raise _damage(path, f"ends before tensor {name!r} does")
     return TensorInfo(kind, shape, base + offset, size)
 
 
-def _damage_error(path: Path, what: str) -> ModelDamaged:
+def _damage(path: Path, what: str) -> ModelDamaged:
     return ModelDamaged(f"{path} {what}; download it again")

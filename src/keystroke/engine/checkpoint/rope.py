@@ -32,13 +32,11 @@ def inverse_frequencies(spec: ModelSpec) -> Float64:
     frequencies = rope.theta ** -(np.arange(0, size, 2, dtype=np.float64) / size)
     if rope.divisors:
         frequencies = frequencies / np.asarray(rope.divisors, dtype=np.float64)
-        return (
-            frequencies if rope.scaling in (None, "llama3") else _scale_frequencies(frequencies, rope, size)
-        )
-    return _scale_frequencies(frequencies, rope, size)
+        return frequencies if rope.scaling in (None, "llama3") else _scale(frequencies, rope, size)
+    return _scale(frequencies, rope, size)
 
 
-def _scale_frequencies(frequencies: Float64, rope: RopeSpec, size: int) -> Float64:
+def _scale(frequencies: Float64, rope: RopeSpec, size: int) -> Float64:
     match rope.scaling:
         case None:
             return frequencies

@@ -39,7 +39,7 @@ class SafetensorsFile:
         try:
             size = path.stat().st_size
             if size < 8:
-                raise _damage_error(path, "is too short to be a safetensors file")
+                raise _damage(path, "is too short to be a safetensors file")
             self._bytes: npt.NDArray[np.uint8] = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
         except OSError as error:
             raise ModelDamaged(
@@ -61,7 +61,7 @@ class SafetensorsFile:
         """One tensor of single bytes, in its shape."""
         entry = self.entries[name]
         if entry.end - entry.start != math.prod(entry.shape):
-            raise _damage_error(self.path, f"does not hold tensor {name!r} in bytes")
+            raise _damage(self.path, f"does not hold tensor {name!r} in bytes")
         return self.stored(name).reshape(entry.shape)
 
     def stored(self, name: str) -> npt.NDArray[np.uint8]:
@@ -85,20 +85,20 @@ def to_float32(values: npt.NDArray[np.generic], type_name: str) -> npt.NDArray[n
 def _read_header(path: Path, data: npt.NDArray[np.uint8], size: int) -> dict[str, TensorLocation]:
     length = int.from_bytes(data[:8].tobytes(), "little")
     if length > min(_HEADER_LIMIT, size - 8):
-        raise _damage_error(path, f"has a header of {length} bytes that does not fit its {size} bytes")
+        raise _damage(path, f"has a header of {length} bytes that does not fit its {size} bytes")
     try:
         header = json.loads(data[8 : 8 + length].tobytes())
     except (ValueError, RecursionError) as error:
-        raise _damage_error(path, "has a header that is not JSON") from error
+        raise _damage(path, "has a header that is not JSON") from error
     if not isinstance(header, dict):
-        raise _damage_error(path, "has a header that is not a table")
+        raise _damage(path, "has a header that is not a table")
     header.pop("__metadata__", None)
     return {name: _read_entry(path, name, value, 8 + length, size) for name, value in header.items()}
 
 
 def _read_entry(path: Path, name: str, value: object, base: int, size: int) -> TensorLocation:
     if not isinstance(value, dict):
-        raise _damage_error(path, f"does not describe tensor {name!r}")
+        raise _damage(path, f"does not describe tensor {name!r}")
     type_name, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     if (
         not isinstance(type_name, str)
@@ -106,13 +106,13 @@ def _read_entry(path: Path, name: str, value: object, base: int, size: int) -> T
         or not _are_naturals(offsets)
         or len(offsets) != 2
     ):
-        raise _damage_error(path, f"does not describe tensor {name!r}")
+        raise _damage(path, f"does not describe tensor {name!r}")
     start, end = base + offsets[0], base + offsets[1]
     if not start <= end <= size:
-        raise _damage_error(path, f"ends before tensor {name!r} does")
+        raise _damage(path, f"ends before tensor {name!r} does")
     dtype = _TYPES.get(type_name)
     if dtype is not None and math.prod(shape) * dtype.itemsize != end - start:
-        raise _damage_error(path, f"gives tensor {name!r} {end - start} bytes, which its shape does not need")
+        raise _damage(path, f"gives tensor {name!r} {end - start} bytes, which its shape does not need")
     return TensorLocation(type_name, tuple(shape), start, end)
 
 
@@ -120,5 +120,5 @@ def _are_naturals(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(each) is int and 0 <= each < 1 << 62 for each in value)
 
 
-def _damage_error(path: Path, what: str) -> ModelDamaged:
+def _damage(path: Path, what: str) -> ModelDamaged:
     return ModelDamaged(f"{path} {what}; download it again")

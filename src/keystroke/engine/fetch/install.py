@@ -114,7 +114,7 @@ def add_file_of_builtin(
             f"{file} is not the file of {model.name} ({model.file}, SHA-256 {wanted[:12]}…; this has "
             f"{digest[:12]}…); choose another name with --name"
         )
-    return library.add(file, model.name, copy=copy, progress=progress, traits=_traits_or_none(file))
+    return library.add(file, model.name, copy=copy, progress=progress, traits=_read_traits(file))
 
 
 def check_runnable(model: BuiltInModel) -> None:
@@ -200,11 +200,11 @@ def _make_entry(model: BuiltInModel, file: Path, source: str, location: str | No
     assert model.sha256 is not None
     stored = (StoredFile(model.file, file.stat().st_size, model.sha256),)
     return InstalledModel(
-        model.name, ModelFormat.GGUF, source, timestamp(), stored, location, _traits_or_none(file)
+        model.name, ModelFormat.GGUF, source, timestamp(), stored, location, _read_traits(file)
     )
 
 
-def _traits_or_none(file: Path) -> Traits | None:
+def _read_traits(file: Path) -> Traits | None:
     try:
         return traits_of(file)
     except KeystrokeError:

@@ -49,9 +49,7 @@ class FamilyBuilder(StoredBuilder):
         self._constant("minus one", [-1])
         (before,) = self._node("Slice", [stream, "zero", "minus one", "one"], ["mtp.before"])
         (shifted,) = self._node("Concat", ["previous", before], ["mtp.shifted"], axis=1)
-        x = self._norm(
-            "mtp.first", self._join_predictor_inputs(shifted), "mtp.layers.0.input_layernorm.weight"
-        )
+        x = self._norm("mtp.first", self._join_inputs(shifted), "mtp.layers.0.input_layernorm.weight")
         at, spec = "mtp.layers.0.self_attn", self.spec
         pair = self._linear("mtp.kv", x, [f"{at}.k_proj", f"{at}.v_proj"], bias=spec.qkv_bias)
         if spec.qk_norm:
@@ -68,7 +66,7 @@ class FamilyBuilder(StoredBuilder):
         self._append_only(spec.layers, pair)
         return None
 
-    def _join_predictor_inputs(self, stream: str) -> str:
+    def _join_inputs(self, stream: str) -> str:
         """The predictor's input: of the embedding of a token, and the stream of the one before."""
         parts = [
             self._norm(f"mtp.{name}", x, f"mtp.pre_fc_norm_{name}.weight")
@@ -317,7 +315,7 @@ class PredictorBuilder(FamilyBuilder):
         spec, at = self.spec, "mtp.layers.0"
         self._tables()
         self._embed("input_ids")
-        residual = self._join_predictor_inputs("previous")
+        residual = self._join_inputs("previous")
         normed = self._norm("mtp.first", residual, f"{at}.input_layernorm.weight")
         attention = self._attention(spec.layers, at, normed)
         before_mlp = f"{at}.post_attention_layernorm.weight"

@@ -42,7 +42,7 @@ def convert_tables(
         with (folder / _TABLES).open("wb") as file:
             for name, shape in tensor_shapes(checkpoint.spec).items():
                 if is_matrix(name, shape):
-                    table, kind = _convert_matrix(checkpoint, name, precision)
+                    table, kind = _convert(checkpoint, name, precision)
                     file.write(bytes(-file.tell() % _PAGE))
                     index[name] = {"start": file.tell(), "shape": list(table.shape), "type": kind}
                     file.write(table.tobytes())
@@ -85,9 +85,7 @@ class TablesCheckpoint(Checkpoint):
         self._bytes = np.empty(0, dtype=np.uint8)
 
 
-def _convert_matrix(
-    checkpoint: Checkpoint, name: str, precision: Precision
-) -> tuple[npt.NDArray[np.uint8], str]:
+def _convert(checkpoint: Checkpoint, name: str, precision: Precision) -> tuple[npt.NDArray[np.uint8], str]:
     """A matrix as rows of bytes, and its type. What is stored with few bits stays as it is."""
     stored = checkpoint.storage(name)
     if stored == "MXFP4" and precision.body_bits:

@@ -96,9 +96,7 @@ class RemoteModel:
         if suffix and self._takes_suffix:
             started = False
             try:
-                async with aclosing(
-                    self._stream_completion(prompt, suffix, params, interrupt, extra)
-                ) as items:
+                async with aclosing(self._complete(prompt, suffix, params, interrupt, extra)) as items:
                     async for item in items:
                         started = True
                         yield item
@@ -110,7 +108,7 @@ class RemoteModel:
                 self._takes_suffix = False
         if suffix:
             prompt, params = self._fill_in_the_middle(prompt, suffix, params)
-        async with aclosing(self._stream_completion(prompt, None, params, interrupt, extra)) as items:
+        async with aclosing(self._complete(prompt, None, params, interrupt, extra)) as items:
             async for item in items:
                 yield item
 
@@ -122,7 +120,7 @@ class RemoteModel:
         if not isinstance(rows, list):
             raise EngineError(f"{self._transport.name} did not list its models")
         return tuple(
-            _parse_listing(row) for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)
+            _listing(row) for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)
         )
 
     async def probe(self) -> Health:
@@ -140,7 +138,7 @@ class RemoteModel:
             )
         return Health(True, took, models)
 
-    def _stream_completion(
+    def _complete(
         self,
         prompt: str,
         suffix: str | None,
@@ -248,7 +246,7 @@ def _is_about_suffix(error: KeystrokeError) -> bool:
     )
 
 
-def _parse_listing(row: dict[str, Any]) -> ListedModel:
+def _listing(row: dict[str, Any]) -> ListedModel:
     meta = row.get("meta")
     candidates = [row.get("max_model_len"), row.get("context_length"), row.get("context_window")]
     candidates += [meta.get("n_ctx"), meta.get("n_ctx_train")] if isinstance(meta, dict) else []

@@ -295,12 +295,8 @@ def _tool_call(position: int, call: Any) -> ToolCallDelta:
 def _parse_usage(usage: dict[str, Any]) -> Usage:
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    return Usage(
-        _int_or_zero(usage.get("prompt_tokens")),
-        _int_or_zero(usage.get("completion_tokens")),
-        _int_or_zero(cached),
-    )
+    return Usage(_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached))
 
 
-def _int_or_zero(value: object) -> int:
+def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
