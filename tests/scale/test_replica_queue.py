@@ -353,7 +353,7 @@ async def test_conversations_beside_each_other_share_replies_and_ghost_text_wait
     joined = await chunks_of(lambda: entry(max_batch=4), Priority.CHAT)
     assert sum(map(len, joined)) < sum(map(len, apart)) / 2
     assert all(len(chunks[0].tokens) == 1 for chunks in joined)  # a first token waits for nothing
-    assert [reduce(Chunk.joined, c) for c in joined] == [reduce(Chunk.joined, c) for c in apart]
+    assert [reduce(Chunk.join, c) for c in joined] == [reduce(Chunk.join, c) for c in apart]
 
 
 async def test_a_call_that_waits_is_told_its_first_position_at_once_and_others_together(

@@ -92,7 +92,7 @@ class Chunk:
             text = self.text[first:] if last else self.text[first : self.ends[i]]
             yield Chunk(text, (token,), self.logprobs[i : i + 1], self.finish if last else None)
 
-    def joined(self, after: Chunk) -> Chunk:
+    def join(self, after: Chunk) -> Chunk:
         """This chunk and the next as one."""
         known = len(self.ends) == len(self.tokens) and len(after.ends) == len(after.tokens)
         ends = (*self.ends, *(len(self.text) + end for end in after.ends)) if known else ()

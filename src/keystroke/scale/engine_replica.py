@@ -226,7 +226,7 @@ def _join_items(items: list[TicketItem], *, chunks: bool) -> list[TicketItem]:
     for item in items:
         last = joined[-1] if joined else None
         if chunks and type(item) is Chunk and type(last) is Chunk:
-            joined[-1] = last.joined(item)
+            joined[-1] = last.join(item)
         elif isinstance(item, TicketMoved) and isinstance(last, TicketMoved):
             joined[-1] = item
         else:

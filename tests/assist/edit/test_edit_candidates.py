@@ -13,16 +13,16 @@ CODE = "def area(r):\n    return 3 * r * r\n\n\ndef edge(r):\n    return 6 * r\n
 TASK = EditTask({"a.py": CODE}, "area should cube r")
 
 
-def fenced(body: str) -> str:
+def fence_text(body: str) -> str:
     return f"```python\n{body}```\n"
 
 
 def area(expression: str) -> str:
-    return fenced(f"def area(r):\n    return {expression}\n")
+    return fence_text(f"def area(r):\n    return {expression}\n")
 
 
 def whole(expression: str) -> str:
-    return fenced(CODE.replace("3 * r * r", expression))
+    return fence_text(CODE.replace("3 * r * r", expression))
 
 
 class Together:
@@ -68,7 +68,7 @@ class OneByOne:
 
 def test_where_answers_are_cheap_the_most_frequent_tree_wins() -> None:
     answers = [area("r ** 2"), whole("r ** 2"), whole("r**3"), area("r ** 3"), whole("r ** 3  # cubed")]
-    answers += [area("(r ** 3)"), fenced("def area(r:\n"), whole("3 * r * r")]
+    answers += [area("(r ** 3)"), fence_text("def area(r:\n"), whole("3 * r * r")]
     writer = Together(answers)
     proposal = propose_edit(TASK, writer)
     assert writer.batches == [8]
@@ -78,7 +78,7 @@ def test_where_answers_are_cheap_the_most_frequent_tree_wins() -> None:
 
 
 def test_where_no_candidate_can_be_used_the_usual_questions_follow() -> None:
-    writer = Together([fenced("def area(r:\n")] * 8 + [area("r ** 3")])
+    writer = Together([fence_text("def area(r:\n")] * 8 + [area("r ** 3")])
     proposal = propose_edit(TASK, writer)
     assert writer.batches == [8, 1]
     assert proposal.texts["a.py"] == CODE.replace("3 * r * r", "r ** 3")

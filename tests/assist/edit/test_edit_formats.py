@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from installed import program
-from keystroke.assist.edit.blocks import block_messages, fenced
+from keystroke.assist.edit.blocks import block_messages, fence_text
 from keystroke.assist.edit.operations import (
     Addition,
     EditFailure,
@@ -268,7 +268,7 @@ def test_a_rewritten_region_leaves_the_rest_of_the_file_alone() -> None:
 @given(st.text(st.sampled_from("ab\t\r\n"), max_size=30), st.integers(0, 6), st.integers(0, 6))
 def test_a_region_written_anew_unchanged_changes_no_byte(text: str, start: int, length: int) -> None:
     region = Region("f", start, start + length)
-    answer = fenced(region.parts(text)[1])
+    answer = fence_text(region.parts(text)[1])
     result = parse_rewrite(answer, region, text)
     # A region of nothing but white space reads like no answer.
     assert result == text or (isinstance(result, EditFailure) and not answer.strip("`\r\n\t "))
@@ -345,7 +345,7 @@ def test_prompts_hold_the_files_the_task_and_the_rules() -> None:
 
 @given(st.text(st.sampled_from("`a\n"), max_size=30))
 def test_a_fence_is_longer_than_any_inside(text: str) -> None:
-    wrapped = fenced(text)
+    wrapped = fence_text(text)
     fence = wrapped.split("\n")[0]
     assert fence not in text
 

@@ -69,19 +69,19 @@ class Answers:
         yield self.answers.pop(0)
 
 
-def fenced(body: str) -> str:
+def fence_text(body: str) -> str:
     return f"```python\ndef load(path: str) -> str:\n    {body}\n    return path\n```\n"
 
 
 def test_a_broken_rule_is_asked_about_and_what_remains_is_reported(tmp_path: Path) -> None:
     rules = "Never call `print`."
-    writer = Answers(fenced("print(path)"), fenced("log(path)").replace("log", "json.dumps"))
+    writer = Answers(fence_text("print(path)"), fence_text("log(path)").replace("log", "json.dumps"))
     task = EditTask({"a.py": OLD}, "load should show the path", rules=rules)
     proposal = propose_edit(task, writer)  # type: ignore[arg-type]
     assert "the project's rules say \"Never call" in writer.asked[2]
     assert proposal.texts["a.py"] == OLD.replace("    return", "    json.dumps(path)\n    return")
     (tmp_path / "a.py").write_text(OLD)
-    stubborn = Answers(fenced("print(path)"), fenced("print(path)"))
+    stubborn = Answers(fence_text("print(path)"), fence_text("print(path)"))
     plan = plan_edit(Workspace(tmp_path), ["a.py"], "load should show the path", stubborn, rules=rules)  # type: ignore[arg-type]
     assert plan.changes
     assert plan.warnings == (

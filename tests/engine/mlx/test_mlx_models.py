@@ -23,7 +23,7 @@ from keystroke.engine.checkpoint import open_checkpoint, tensor_shapes
 from keystroke.engine.library import no_progress
 from keystroke.engine.mlx.backend import unavailable_reason
 from keystroke.engine.mlx.engine import MlxEngine
-from keystroke.engine.mlx.weights import _AFFINE, mxfp4, pack, quantised
+from keystroke.engine.mlx.weights import _AFFINE, mxfp4, pack, quantise
 from keystroke.engine.speculative import MAX_DRAFT, drafter_for, verify_cost
 from keystroke.engine.speculative.cost import CHEAP, remember_cost
 from keystroke.errors import ConfigError, ModelDamaged, NotEnoughMemory, UnsupportedModel
@@ -105,11 +105,11 @@ def test_mxfp4_keeps_its_codes_and_scales() -> None:
 
 def test_other_types_keep_eight_bits() -> None:
     wanted = widened("Q6_K", random_blocks("Q6_K", 8, 512))
-    affine = quantised(wanted.astype(np.float32))
+    affine = quantise(wanted.astype(np.float32))
     groups = affine.codes.reshape(8, -1, 32) * affine.scales[..., None] + affine.offsets[..., None]
     spread = np.ptp(wanted.reshape(8, -1, 32), axis=-1, keepdims=True)
     assert (np.abs(groups - wanted.reshape(8, -1, 32)) <= spread / 255 * 0.51).all()
-    flat = quantised(np.full((1, 32), 0.25, np.float32))
+    flat = quantise(np.full((1, 32), 0.25, np.float32))
     assert (flat.codes == 0).all()
     assert flat.offsets == 0.25
 

@@ -321,7 +321,7 @@ def test_a_product_of_any_size_is_right_and_reads_nothing_outside_of_its_table(
     width = values * int(dice.integers(1, 1 + 2048 // values))
     height, rows = int(dice.integers(16, 90)), int(dice.integers(1, 150))
     stored = random_blocks(kind, height, width, seed=seed)
-    with fenced(stored) as table:
+    with fence_text(stored) as table:
         x = dice.standard_normal((1, rows, width)).astype(np.float32)
         run = session(
             library, "StoredMatMul", {"x": 1, "b": 1, "w": 2}, optional="b", types=[number(kind)], gated=0
@@ -335,7 +335,7 @@ def test_a_product_of_any_size_is_right_and_reads_nothing_outside_of_its_table(
 
 
 @contextlib.contextmanager
-def fenced(array: Array) -> Iterator[Array]:
+def fence_text(array: Array) -> Iterator[Array]:
     """A copy whose last byte is the last of its page, with a page behind it that cannot be read."""
     page = mmap.PAGESIZE
     size = -(-array.nbytes // page) * page

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from keystroke.agent.chat.steering import Message
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import EditFailure, Region, RewriteQuestion
-from keystroke.assist.edit.blocks import fenced
+from keystroke.assist.edit.blocks import fence_text
 from keystroke.assist.edit.excerpt import excerpt
 from keystroke.assist.edit.rewrite import rewrite_messages
 from keystroke.assist.edit.steps import read_rewrite
@@ -42,12 +42,12 @@ class RegionEdit:
 
     @property
     def prediction(self) -> str:
-        return fenced(self.region.parts(self.text)[1]).partition("\n")[2]
+        return fence_text(self.region.parts(self.text)[1]).partition("\n")[2]
 
     def messages(self) -> list[Message]:
         instruction = self.instruction
         if self.failure:
-            instruction += f"\n\nThis is what fails now:\n{fenced(self.failure)}"
+            instruction += f"\n\nThis is what fails now:\n{fence_text(self.failure)}"
         if self.refused:
             instruction += f"\n\nAn answer before this one was refused: {self.refused}"
         shown = {self.region.path: excerpt(self.text, self.region.path, self.region, self.instruction)}

@@ -44,7 +44,7 @@ _DECORATION = re.compile(
 def block_messages(files: Mapping[str, str], instruction: str, rules: str = "") -> list[Message]:
     """The messages that ask for blocks. Files come first, so that their KV cache serves every instruction."""
     system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
-    parts = [f"{path}\n{fenced(text)}" for path, text in files.items()]
+    parts = [f"{path}\n{fence_text(text)}" for path, text in files.items()]
     return chat(system, "\n\n".join([*parts, f"Task: {instruction.strip()}"]))
 
 
@@ -64,7 +64,7 @@ def retry_messages(answer: str, failures: Sequence[EditFailure]) -> list[Message
     ]
 
 
-def fenced(text: str, tag: str = "") -> str:
+def fence_text(text: str, tag: str = "") -> str:
     """The text between fences longer than any inside it; `tag` names its language."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)

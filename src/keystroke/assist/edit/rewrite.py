@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from keystroke.analysis.stubs import find_stubs
 from keystroke.analysis.syntax import language_of
-from keystroke.assist.edit.blocks import Message, chat, fenced
+from keystroke.assist.edit.blocks import Message, chat, fence_text
 from keystroke.assist.edit.border import fix_borders
 from keystroke.assist.edit.definitions import add_definitions
 from keystroke.assist.edit.operations import EditFailure
@@ -72,14 +72,14 @@ def rewrite_messages(
         system += f"\n\nThe project's rules:\n{rules.strip()}"
     part = before.strip() or after.strip()
     parts = [
-        f"{path}\n{fenced(context, language_of(path) or '')}"
+        f"{path}\n{fence_text(context, language_of(path) or '')}"
         for path, context in ({region.path: text} if shown is None else shown).items()
     ]
     task = f"Task: {instruction.strip()}"
     if part:
         how = (
             f"Rewrite only this part of {region.path}, with the change and complete, "
-            f"and leave the rest of the file out:\n{fenced(inside, tag)}"
+            f"and leave the rest of the file out:\n{fence_text(inside, tag)}"
         )
     else:
         what = "" if system.startswith(_AUTHOR) else " with the change"

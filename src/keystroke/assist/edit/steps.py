@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from keystroke.analysis.normalise import normalise
 from keystroke.analysis.syntax import language_of
-from keystroke.assist.edit.blocks import block_messages, fenced, has_blocks, retry_messages
+from keystroke.assist.edit.blocks import block_messages, fence_text, has_blocks, retry_messages
 from keystroke.assist.edit.choice import choose_regions, enclosing_region, regions_for
 from keystroke.assist.edit.completeness import find_doubt
 from keystroke.assist.edit.drift import remove_drift
@@ -286,7 +286,7 @@ class _EditRun:
         }
         messages = rewrite_messages(region, text, task.instruction, task.rules, shown)
         inside = region.parts(text)[1]
-        return RewriteQuestion(messages, fenced(inside, language_of(region.path) or ""), inside)
+        return RewriteQuestion(messages, fence_text(inside, language_of(region.path) or ""), inside)
 
     def _make_proposal(self, found: Resolution) -> EditProposal:
         answer = self.answers[-1] if self.answers else ""

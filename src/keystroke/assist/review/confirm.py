@@ -10,7 +10,7 @@ import re
 from keystroke.analysis.outline import UnitKind, outline, walk_units
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import Writer
-from keystroke.assist.edit.blocks import fenced
+from keystroke.assist.edit.blocks import fence_text
 from keystroke.assist.edit.writer import read_answer
 from keystroke.assist.review.changes import ChangedFile
 from keystroke.text.compare import compare
@@ -35,8 +35,8 @@ def new_has_defect(file: ChangedFile, line: int, claim: str, writer: Writer) -> 
 
 def _version_question(path: str, claim: str, first: str, second: str) -> str:
     return (
-        f"Two versions of a part of {path}.\n\nVersion A:\n{fenced(first)}\n\n"
-        f"Version B:\n{fenced(second)}\n\n"
+        f"Two versions of a part of {path}.\n\nVersion A:\n{fence_text(first)}\n\n"
+        f"Version B:\n{fence_text(second)}\n\n"
         f"Which version has this defect: {claim}\nAnswer with A, B, both or neither."
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from keystroke.analysis.syntax import try_parse
 from keystroke.assist.edit import Writer
-from keystroke.assist.edit.blocks import fenced
+from keystroke.assist.edit.blocks import fence_text
 from keystroke.assist.edit.writer import read_answer
 from keystroke.assist.review.scripts import Claim, docstring_examples, parse_claims
 
@@ -63,9 +63,10 @@ def claims_from_model(text: str, name: str, names: Collection[str], writer: Writ
         return []
     short = name.rpartition(".")[2]
     question = (
-        f"{fenced(shown, 'python')}\n\nThe code of {name} is hidden behind `...`. Write five short examples "
-        f"of {short} that follow from its name and its documentation, among them the smallest and the empty "
-        "case. Write each as `assert call == value`, with plain values and no imports, loops or comments."
+        f"{fence_text(shown, 'python')}\n\nThe code of {name} is hidden behind `...`. Write five short "
+        f"examples of {short} that follow from its name and its documentation, among them the smallest and "
+        "the empty case. Write each as `assert call == value`, with plain values and no imports, loops or "
+        "comments."
     )
     answer = read_answer(
         writer, _SYSTEM, question, lambda text: len(text) > _ANSWER or text.rstrip().count("```") > 1

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from keystroke.assist.edit.blocks import fenced
+from keystroke.assist.edit.blocks import fence_text
 from keystroke.clients.cli.text_file import TextFile
 from keystroke.errors import InputError
 
@@ -66,4 +66,4 @@ def _part(name: str, exclude: Sequence[str]) -> str | None:
         raise InputError(
             f"{path} has {len(text):,} characters (limit {MAX_CHARACTERS:,}); name some lines: {path}:1-200"
         )
-    return f"{name}\n{fenced(text)}"
+    return f"{name}\n{fence_text(text)}"

@@ -86,7 +86,7 @@ class Fields:
             raise self.error(key, "a table")
         return Fields(value, self.origin)
 
-    def merged(self, values: Mapping[str, object]) -> Fields:
+    def merge(self, values: Mapping[str, object]) -> Fields:
         """These fields and `values`, which take precedence."""
         return Fields({**self._values, **values}, self.origin)
 

@@ -175,13 +175,13 @@ class HuggingFaceCheckpoint(Checkpoint):
         """How MLX quantised a stored tensor; None if it did not."""
         if self._groups is None or f"{name.removesuffix('.weight')}.scales" not in self._home:
             return None
-        return self._groups.named(name)
+        return self._groups.of_tensor(name)
 
     def _mxfp4_blocks(self, name: str) -> npt.NDArray[np.uint8]:
         """MLX's words of codes and their scales as GGUF's blocks."""
         file, stored = self._home[name]
         place = self._home[f"{name.removesuffix('.weight')}.scales"]
-        codes = file.stored(stored).view(np.uint8).reshape(-1, file.entries[stored].shape[-1] // 4, 16)
+        codes = file.stored_bytes(stored).view(np.uint8).reshape(-1, file.entries[stored].shape[-1] // 4, 16)
         scales = place[0].array(place[1])
         return read_mxfp4(codes, scales.reshape(-1, scales.shape[-1]))
 
@@ -190,7 +190,7 @@ class HuggingFaceCheckpoint(Checkpoint):
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         file, stored = self._home[name]
         stem, shape = name.removesuffix(".weight"), file.entries[stored].shape
-        words = file.stored(stored).view("<u4").reshape(-1, shape[-1])
+        words = file.stored_bytes(stored).view("<u4").reshape(-1, shape[-1])
         tables = []
         for part in ("scales", "biases"):
             place = self._home.get(f"{stem}.{part}")
@@ -231,7 +231,7 @@ def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = Fal
     family = _find_family(config)
     if "text_config" in config:  # with pictures or sound: the text part alone
         above = {key: config.get(key) for key in _SHARED if key in config}
-        config = config.table("text_config").merged(above)
+        config = config.table("text_config").merge(above)
     return family.read_config(ConfigFile(config, generation, name, tied))
 
 

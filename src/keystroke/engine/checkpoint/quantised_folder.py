@@ -62,7 +62,7 @@ class AffineGroups:
         mode = _known_mode(table.text("mode", "affine"))
         return cls(table.integer("bits", 8), table.integer("group_size", 128, default=64), table, mode)
 
-    def named(self, tensor: str) -> AffineGroups:
+    def of_tensor(self, tensor: str) -> AffineGroups:
         """The groups of one tensor."""
         other = None if self.others is None else self.others.get(tensor.removesuffix(".weight"))
         if not isinstance(other, Mapping):

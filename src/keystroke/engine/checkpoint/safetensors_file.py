@@ -62,9 +62,9 @@ class SafetensorsFile:
         entry = self.entries[name]
         if entry.end - entry.start != math.prod(entry.shape):
             raise _damage(self.path, f"does not hold tensor {name!r} in bytes")
-        return self.stored(name).reshape(entry.shape)
+        return self.stored_bytes(name).reshape(entry.shape)
 
-    def stored(self, name: str) -> npt.NDArray[np.uint8]:
+    def stored_bytes(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of one tensor, whatever its type."""
         entry = self.entries[name]
         return self._bytes[entry.start : entry.end]

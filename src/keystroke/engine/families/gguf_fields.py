@@ -108,7 +108,7 @@ def read_llama_gguf(
         kv_heads=fields.integer(f"{stated}.attention.head_count_kv", 4096, default=heads),
         head_dim=head_dim,
         intermediate=fields.integer(f"{stated}.feed_forward_length", 1 << 22, default=1 if experts else None),
-        norm_eps=rounded(fields.number(f"{stated}.attention.layer_norm_rms_epsilon")),
+        norm_eps=round_float32(fields.number(f"{stated}.attention.layer_norm_rms_epsilon")),
         rope=rope,
         context_length=context,
         tied=OUTSIDE[HEAD] not in shapes,
@@ -141,7 +141,7 @@ def without_predicting(file: GGUFFile) -> int:
     return layers - (predicting if isinstance(predicting, int) and predicting < layers else 0)
 
 
-def rounded(value: float) -> float:
+def round_float32(value: float) -> float:
     """The decimal that a float32 in the file stands for: 1e-05, not 9.999999747378752e-06."""
     return float(f"{value:.7g}")
 

@@ -41,7 +41,7 @@ def matcher_for(
     """A matcher at the start of `constraint`. Compiles it if it is not cached, which takes milliseconds, or a
     second for the first grammar of a tokenizer. Raises GrammarError or UnsupportedModel."""
     vocabulary = vocabulary_for(tokenizer, info.eos)
-    return Matcher(_compiled(constraint, vocabulary), vocabulary, may_end=may_end, free=constraint.free)
+    return Matcher(_compile(constraint, vocabulary), vocabulary, may_end=may_end, free=constraint.free)
 
 
 def prepare(constraint: Constraint | None, tokenizer: Tokenizer, info: ModelInfo) -> None:
@@ -49,7 +49,7 @@ def prepare(constraint: Constraint | None, tokenizer: Tokenizer, info: ModelInfo
     block. Blocks; raises as `matcher_for` does."""
     vocabulary = vocabulary_for(tokenizer, info.eos)
     if constraint is not None:
-        _compiled(constraint, vocabulary)
+        _compile(constraint, vocabulary)
 
 
 def matches_grammar(constraint: Constraint, text: str, *, timeout: float = COMPILE_TIMEOUT) -> bool:
@@ -57,7 +57,7 @@ def matches_grammar(constraint: Constraint, text: str, *, timeout: float = COMPI
     than `timeout` seconds to compile."""
     try:
         vocabulary = vocabulary_for(_BYTES, frozenset({_END}))
-        held = Matcher(_compiled(constraint, vocabulary, timeout), vocabulary)
+        held = Matcher(_compile(constraint, vocabulary, timeout), vocabulary)
     except GrammarError:
         return False
     tokens = _BYTES.encode(text)
@@ -67,9 +67,7 @@ def matches_grammar(constraint: Constraint, text: str, *, timeout: float = COMPI
         held.close()
 
 
-def _compiled(
-    constraint: Constraint, vocabulary: Vocabulary, timeout: float | None = None
-) -> CompiledGrammar:
+def _compile(constraint: Constraint, vocabulary: Vocabulary, timeout: float | None = None) -> CompiledGrammar:
     future = _queue.submit(constraint, vocabulary)
     timeout = COMPILE_TIMEOUT if timeout is None else timeout
     try:

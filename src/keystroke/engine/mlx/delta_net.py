@@ -145,14 +145,14 @@ def _read(
     rows = qkv[0].shape[0]
     missing = -rows % CHUNK
 
-    def chunked(part: mx.array) -> mx.array:
+    def split_chunks(part: mx.array) -> mx.array:
         """[rows, heads, ...] -> [chunks, heads, CHUNK, ...]; missing rows are zero and change nothing."""
         if missing:
             part = mx.concatenate([part, mx.zeros((missing, *part.shape[1:]), part.dtype)])
         return part.reshape(-1, CHUNK, *part.shape[1:]).swapaxes(1, 2)
 
-    q, k, v = map(chunked, qkv)
-    beta, decay = chunked(inputs.beta)[..., None], mx.cumsum(chunked(inputs.decay), axis=-1)
+    q, k, v = map(split_chunks, qkv)
+    beta, decay = split_chunks(inputs.beta)[..., None], mx.cumsum(split_chunks(inputs.decay), axis=-1)
     between = mx.tril(mx.exp(mx.minimum(decay[..., :, None] - decay[..., None, :], 0.0)))
     kept = mx.exp(decay)[..., None]
     coupled = mx.tril(beta * (k @ k.swapaxes(-1, -2)) * between, k=-1)

@@ -199,15 +199,15 @@ def take_stacked(names: Sequence[str], matrices: dict[str, WeightMatrix]) -> lis
     if len(alike) > 1:
         return parts
 
-    def joined(arrays: Sequence[mx.array | None]) -> mx.array | None:
+    def join(arrays: Sequence[mx.array | None]) -> mx.array | None:
         found = [array for array in arrays if array is not None]
         return mx.concatenate(found) if found else None
 
-    weight = joined([part._weight for part in parts])
+    weight = join([part._weight for part in parts])
     assert weight is not None
-    scales, offsets = joined([part._scales for part in parts]), joined([part._offsets for part in parts])
+    scales, offsets = (join([part._scales for part in parts]), join([part._offsets for part in parts]))
     whole = WeightMatrix(weight, scales, offsets, first._bits, first._group)
-    whole.bias = joined([part.bias for part in parts])
+    whole.bias = join([part.bias for part in parts])
     if first.adapter is not None:  # matrices with the same input have the same `down`
         ups = [part.adapter[1] for part in parts if part.adapter is not None]
         whole.adapter = first.adapter[0], mx.concatenate(ups, axis=1)
@@ -235,7 +235,7 @@ def _matrix(checkpoint: Checkpoint, name: str, dtype: mx.Dtype) -> WeightMatrix:
         return mxfp4(np.asarray(stored, dtype=np.uint8))
     affine = _AFFINE[kind](np.asarray(stored, dtype=np.uint8)) if kind in _AFFINE else None
     if affine is None:
-        affine = quantised(checkpoint.tensor(name))
+        affine = quantise(checkpoint.tensor(name))
     packed = mx.array(pack(affine.codes, affine.bits))
     scales, offsets = (mx.array(each).astype(dtype) for each in (affine.scales, affine.offsets))
     return WeightMatrix(packed, scales, offsets, affine.bits)
@@ -274,7 +274,7 @@ def pack(codes: Bytes, bits: int) -> npt.NDArray[np.uint32]:
     return out.view("<u4")
 
 
-def quantised(weight: Floats) -> Affine:
+def quantise(weight: Floats) -> Affine:
     """Eight bits in groups of 32, from the least to the largest weight of a group."""
     rows, columns = weight.shape
     groups = weight.reshape(rows, columns // GROUP, GROUP)

@@ -101,7 +101,7 @@ def open_head(folder: Path) -> HeadWeights:
             raise ModelDamaged(
                 f"{file.path} has no {name} of the size its config.json states; fetch it again"
             )
-        return file.stored(name).view(_DTYPES[kind]).reshape(shape)
+        return file.stored_bytes(name).view(_DTYPES[kind]).reshape(shape)
 
     matrices = {}
     for name, (rows, columns) in config.matrices.items():
