@@ -173,15 +173,15 @@ def test_a_command_may_rewrite_files_as_it_likes(desk: Desk) -> None:
 def test_what_a_model_edits_after_a_command_is_judged_against_the_command_s_text(desk: Desk) -> None:
     overlay = desk.project.overlay()
     overlay.write_by_command("calc.py", "def add(a, b):\n    return a + b\n")
-    assert overlay.left_by_command("calc.py") == FIXED
+    assert overlay.text_after_command("calc.py") == FIXED
     overlay.write("calc.py", "x = 1\n")  # now it is the model's
     overlay.write_by_command("calc.py", "x = 2\n")
-    assert overlay.left_by_command("calc.py") == FIXED
+    assert overlay.text_after_command("calc.py") == FIXED
     again = Overlay.restore(desk.project.workspace, overlay.snapshot())
-    assert again.left_by_command("calc.py", "nothing") == "nothing"
+    assert again.text_after_command("calc.py", "nothing") == "nothing"
     overlay.write("calc.py", FIXED)
     again = Overlay.restore(desk.project.workspace, overlay.snapshot())
-    assert again.left_by_command("calc.py", "nothing") == FIXED
+    assert again.text_after_command("calc.py", "nothing") == FIXED
 
 
 def test_a_model_with_tools_is_told_what_its_change_broke(desk: Desk) -> None:

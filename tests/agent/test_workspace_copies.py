@@ -209,8 +209,8 @@ def test_what_a_model_s_command_made_joins_the_task_and_litter_does_not(
         "sh -c 'echo made > made.txt; echo x > run.log; mkdir __pycache__; echo x > __pycache__/a.pyc'"
     )
     assert dict(overlay.texts) == {"made.txt": "made\n"}
-    assert overlay.left_by_command("made.txt", "not changed") == "made\n"
-    assert overlay.left_by_command("calc.py", "not changed") == "not changed"
+    assert overlay.text_after_command("made.txt", "not changed") == "made\n"
+    assert overlay.text_after_command("calc.py", "not changed") == "not changed"
 
 
 def test_the_repository_and_installed_packages_cannot_be_written(project: Project) -> None:

@@ -163,7 +163,7 @@ class TaskState:
             if change.after is None:
                 continue
             before = change.before.text if change.before is not None else ""
-            old = self.overlay.left_by_command(change.path, before)
+            old = self.overlay.text_after_command(change.path, before)
             if old == change.after:
                 if (broken := syntax_failure(before, old, change.path)) is not None:
                     problems.append(f"{change.path}: {broken.message}")

@@ -118,7 +118,7 @@ class Overlay:
         """The changes as one edit, with minimal hunks."""
         return EditPlan(self.workspace, instruction, tuple(map(self._change, sorted(self._texts))))
 
-    def left_by_command(self, path: str, otherwise: str = "") -> str:
+    def text_after_command(self, path: str, otherwise: str = "") -> str:
         """A file's text after the last command that changed it; `otherwise` where the model changed it
         first."""
         return self._by_command.get(path, otherwise) or ""

@@ -140,13 +140,13 @@ def _is_silenced(text: str, language: str, path: Path) -> bool:
         return _TEMPLATED.search(text) is not None
     if str(path) in _clean:
         return False
-    saved = _saved_is_understood(path, language)
+    saved = _saved_file_parses(path, language)
     if saved is None:
         return language in _MACROS and _PREPROCESSED.search(text) is not None
     return not saved
 
 
-def _saved_is_understood(path: Path, language: str) -> bool | None:
+def _saved_file_parses(path: Path, language: str) -> bool | None:
     """Whether the saved file parses; None if it does not exist or is empty."""
     try:
         info = path.stat()
