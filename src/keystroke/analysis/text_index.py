@@ -215,7 +215,7 @@ class TextIndex:
 
 
 def _count_matching(numbers: Numbers, places: Numbers, words: Sequence[int]) -> Numbers:
-    """How many of `words` precede each of the positions, before which the last two stand."""
+    """The number of `words` that precede each of the positions, which follow the last two of them."""
     if len(places) <= _FEW:
         return _count_more(numbers, places, words[-SHORTEST - 1 :: -1], SHORTEST)
     lengths = _count_more(numbers, places, words[-SHORTEST - 1 : -_NEAR - 1 : -1], SHORTEST)

@@ -1,1 +1,1 @@
-"""What the models are asked for: each feature with its prompt and its parser side by side."""
+"""Features that use models, each with its prompt and its parser side by side."""

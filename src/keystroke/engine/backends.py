@@ -34,7 +34,8 @@ class LoadArguments:
 
 
 class BackendFunctions(Protocol):
-    """What `engine/NAME/backend.py` defines. Importing it is cheap; its functions import the rest."""
+    """The functions that `engine/NAME/backend.py` defines. Importing it is cheap; its functions import the
+    rest."""
 
     def unavailable_reason(self) -> str | None:
         """Why the backend does not run on this machine, in one sentence with what to do; None if it does."""

@@ -167,7 +167,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ExtendResult:
-    """How many tokens of an extend had their KV already, and how many were computed."""
+    """The numbers of tokens of an extend that had their KV already, and that were computed."""
 
     reused: int
     computed: int
@@ -326,7 +326,7 @@ class Engine(ABC):
 
     @property
     def free_batch(self) -> int:
-        """How many sessions `step_many` advances at about the cost of one."""
+        """The number of sessions that `step_many` advances at about the cost of one."""
         return 1 if self.batch_slows else self.max_batch
 
     drafts: bool = False  # whether `guess` may return a draft

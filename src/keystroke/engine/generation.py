@@ -452,7 +452,7 @@ class Generation:
         return tokens, text, finish
 
     def _remaining_room(self) -> int:
-        """How many more tokens may be emitted."""
+        """The number of tokens that may still be emitted."""
         room = self._context - self.session.length
         if self.params.max_tokens is not None:
             room = min(room, self.params.max_tokens - len(self.tokens))

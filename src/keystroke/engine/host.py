@@ -63,7 +63,7 @@ class HostSession(Session):
         """Wait for the runs that the device is still computing."""
 
     def _portion(self, start: int) -> int:
-        """How many tokens one prefill run computes from `start` on."""
+        """The number of tokens that one prefill run computes from `start` on."""
         if not self._borders:
             return self._chunk
         return run_to_border(self._tokens, start, self._chunk, self._borders)

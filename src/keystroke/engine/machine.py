@@ -1,4 +1,4 @@
-"""What this machine has (processor, memory, GPU, disk), and which models of the catalogue suit it.
+"""The hardware of this machine (processor, memory, GPU, disk), and the models of the catalogue that suit it.
 
 `Machine` is a plain value, so that recommendations can be computed for a machine that is not at hand. Speeds
 are estimates: how often the memory can be read per second, over what one token reads.

@@ -1,4 +1,4 @@
-"""How much memory is available on this machine and in this container."""
+"""The memory that is available on this machine and in this container."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def total_memory() -> int:
 
 
 def _mac_memory() -> int | None:
-    """What macOS can hand out: free pages, and those it may drop. None elsewhere."""
+    """The memory that macOS can allocate: free pages, and those it may drop. None elsewhere."""
     if platform.system() != "Darwin":
         return None
     try:
@@ -61,7 +61,7 @@ def droppable_bytes(vm_stat: str) -> int | None:
 
 
 def _container_memory() -> int | None:
-    """What the control group has left, counting its file cache as free. None if it has no limit."""
+    """The memory that the control group has left, with its file cache as free; None if it has no limit."""
     try:
         limit = int((CGROUP / "memory.max").read_text())
         used = int((CGROUP / "memory.current").read_text())

@@ -47,7 +47,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
-    """What an answer cost. Token counts are 0 where a server does not report them. `confidence`: see
+    """The cost of an answer. Token counts are 0 where a server does not report them. `confidence`: see
     `assist.completion.Completion`."""
 
     model: str

@@ -46,7 +46,7 @@ class SamplingRequest:
     busy: BusyClock = field(default_factory=BusyClock)
 
     def samplings(self) -> list[Sampling]:
-        """How each attempt is sampled."""
+        """The sampling settings of each attempt."""
         return attempt_samplings(
             self.attempts, temperature=self.temperature, seed=self.seed, greedy=self.greedy
         )

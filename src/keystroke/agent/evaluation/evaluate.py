@@ -64,7 +64,7 @@ class Solver(Protocol):
 
 
 def missing_tools(task: Task) -> str:
-    """What this machine lacks to score a task; empty if nothing."""
+    """The tools that this machine lacks to score a task, as a clause; empty if none."""
     lacking = [name for name in task.needs if not _is_installed(name)]
     return f"needs {', '.join(lacking)}" if lacking else ""
 

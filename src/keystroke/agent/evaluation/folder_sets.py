@@ -73,7 +73,7 @@ def strip_downloads(script: str) -> str:
 
 
 def _list_needs(name: str, script: Path) -> tuple[str, ...]:
-    """What a task's tests need, judged by its name and its script."""
+    """The tools that a task's tests need, judged by its name and its script."""
     text = script.read_text(encoding="utf-8", errors="replace")
     language = next((key for key in _PROGRAMS if f"_{key}_" in name), "")
     if language:

@@ -29,7 +29,7 @@ _PARALLEL, _MOST_AUTO, _SERIAL = 4, 8, 3  # attempts at a time; of them all; one
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """What the user asks for besides the instruction."""
+    """The user's options besides the instruction."""
 
     check: str = ""  # a shell command that must pass; naming it is the permission to run it
     types: str = ""  # likewise, for types
@@ -49,7 +49,7 @@ class TaskOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFiles:
-    """What a task works on. Without a `store` no record is kept; `scratch` holds temporary copies."""
+    """The files of a task. Without a `store` no record is kept; `scratch` holds temporary copies."""
 
     workspace: Workspace
     journal: Journal
@@ -69,7 +69,8 @@ class TaskModels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPermissions:
-    """What commands and tools may do. `servers` are the MCP servers that a model with tools may call."""
+    """The permissions of commands and tools. `servers` are the MCP servers that a model with tools may
+    call."""
 
     sandbox: Sandbox
     approvals: Approvals

@@ -1,4 +1,4 @@
-"""What connects a sandboxed command with this process while it runs: a proxy, a broker for metadata, and a
+"""Connects a sandboxed command with this process while it runs: a proxy, a broker for metadata, and a
 lifeline that ends the command with this process.
 
 The launcher prepares their descriptors inside the sandbox (a socket that listens in the command's own

@@ -1,4 +1,4 @@
-"""What a command may access, its limits, and its result."""
+"""The access rights of a command, its limits, and its result."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class SuggestionCache:
 
 
 def text_below(text: str, cursor: int) -> str:
-    """What identifies the text below the cursor's line. The rest of the line is left out: editors add closing
+    """Identifies the text below the cursor's line. The rest of the line is left out: editors add closing
     brackets there."""
     end = text.find("\n", cursor)
     return text[end : end + _KEY_BELOW] if end >= 0 else ""

@@ -1,4 +1,4 @@
-"""Where a completion ends.
+"""Decides where a completion ends.
 
 A completion is one line, a number of lines, or a block. It never repeats what already follows the cursor.
 While text is still being generated, it is cut only where later text cannot move the cut.

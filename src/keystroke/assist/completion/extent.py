@@ -1,4 +1,4 @@
-"""How much to complete: the rest of a line, a line, or a block.
+"""Decides how much to complete: the rest of a line, a line, or a block.
 
 The text around the cursor and its syntax tree decide, before anything is generated. A block is completed only
 where one was opened and has no body yet; a docstring alone is not a body. Everywhere else one line is
@@ -23,7 +23,7 @@ class Extent(StrEnum):
 
 
 def line_at(text: str, cursor: int) -> tuple[int, int]:
-    """Where the cursor's line begins and ends."""
+    """The offsets at which the cursor's line begins and ends."""
     end = text.find("\n", cursor)
     return text.rfind("\n", 0, cursor) + 1, len(text) if end < 0 else end
 

@@ -228,7 +228,7 @@ def _region_at_cursor(near: tuple[str, int], text: str, units: Sequence[OutlineU
 def _place_for_definition(
     outlines: Mapping[str, Sequence[OutlineUnit]], mentions: Sequence[Mention], instruction: str
 ) -> tuple[str, OutlineUnit] | None:
-    """Where a new definition goes: into the class that is mentioned, else after the last definition."""
+    """The place of a new definition: in the class that is mentioned, else after the last definition."""
     names = {name for mention in mentions for name in (mention.text, mention.text.partition(".")[0])}
     if _MEMBER.search(instruction):
         names |= _single_class(outlines)  # with a single class, it need not be named

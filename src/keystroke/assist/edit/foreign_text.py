@@ -40,7 +40,7 @@ _PROSE = (".md", ".markdown", ".rst", ".txt", ".html", ".htm", ".xml", ".svg", "
 
 
 def syntax_error_count(text: str, language: str | None, path: str) -> int:
-    """How many syntax errors a text has; 0 for a language that cannot be parsed."""
+    """The number of syntax errors in a text; 0 for a language that cannot be parsed."""
     if path.endswith((".py", ".pyi")):
         return int(compile_error(text) is not None)
     if language is None:

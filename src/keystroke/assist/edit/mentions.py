@@ -1,4 +1,4 @@
-"""What an English instruction mentions: names written as code, plain words, line numbers, things to add."""
+"""Extracts from an English instruction the names written as code, words, line numbers and things to add."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class FileChange:
 
 @dataclass(frozen=True)
 class EditPlan:
-    """What would change. `failures` is empty exactly if there is something to apply."""
+    """The changes to make. `failures` is empty exactly if there is something to apply."""
 
     workspace: Workspace
     instruction: str
@@ -96,7 +96,7 @@ class EditPlan:
         return tuple(lines)
 
     def sentence(self) -> str:
-        """What happens to the files, in one line."""
+        """The summary in one line."""
         lines = self.summary()
         if len(lines) <= _MOST_NAMED:
             return ", ".join(lines)

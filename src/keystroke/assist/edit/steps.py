@@ -274,7 +274,7 @@ class _EditRun:
         return dict(zip(distinct, self.checks(path, old, distinct), strict=False))
 
     def _find_doubt(self, old: str, new: str, path: str) -> str | None:
-        """What may be wrong with a change that can be used: something is missing, or a rule is broken."""
+        """A doubt about a usable change: something is missing, or a rule is broken."""
         task = self.task
         return find_doubt(old, new, path, task.instruction) or find_violation(old, new, path, task.rules)
 

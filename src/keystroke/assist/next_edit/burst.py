@@ -34,7 +34,7 @@ class Burst:
         return self.new_end - self.old_end
 
     def shift_offset(self, offset: int) -> int:
-        """Where an offset of `before`, outside the burst, lies in `after`."""
+        """The offset in `after` that corresponds to one in `before`, outside the burst."""
         return offset if offset <= self.start else offset + self.delta
 
     def words(self) -> Burst:

@@ -122,7 +122,7 @@ class PlacesFormat:
         return PlacesPrompt((*front, *body, *tail), len(front), ordered, shown, marks.end)
 
     def region(self, lines: Sequence[str], line: int, size: int = REGION) -> LineRange:
-        """What to show when `line` may have to change: at most `size` lines, fewer where they are long."""
+        """The lines to show when `line` may have to change: at most `size`, fewer where they are long."""
         return fitting_region(
             lines, line, size, lambda part: sum(len(self.encode(f"{row}\n")) for row in part)
         )

@@ -138,7 +138,7 @@ class EditFormat:
         return EditPrompt(tokens, len(front), region, inside, draft, marks.keep, marks.end)
 
     def region(self, lines: Sequence[str], line: int) -> LineRange:
-        """What to ask about when `line` may have to change: fewer lines where they are long."""
+        """The lines to ask about when `line` may have to change: fewer where they are long."""
         return fitting_region(lines, line, REGION, lambda part: len(self.encode(join_lines(part))))
 
     def encode_answer(self, old: Sequence[str], new: Sequence[str] | None) -> list[int]:

@@ -106,7 +106,7 @@ class RuleSearch:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What the model is asked about: the last change, the changes before it and dismissed edits."""
+    """The input of a question to the model: the last change, the changes before it and dismissed edits."""
 
     change: Burst
     history: tuple[RecentChange, ...]
@@ -158,7 +158,7 @@ class NextEditTracker:
         return self.proposal is not None and self._baseline == text
 
     def intent(self, text: str) -> Intent | None:
-        """What to ask the model about; None where nothing was changed. An accepted edit of its own counts as
+        """The input of a question; None where nothing was changed. An accepted edit of the model counts as
         a change."""
         change = burst_between(self._baseline, text) or self._accepted_last
         if change is None or max(len(text), len(change.before)) > LARGEST or change.after != text:

@@ -68,7 +68,7 @@ def same_file(one: str, other: str) -> bool:
 
 
 def read_edit(tool: OfferedTool, payload: str, files: Mapping[str, str]) -> ClientFileEdit | None:
-    """What a call would do to one file; None where that is not understood, or where it changes several."""
+    """The effect of a call on one file; None where it is not understood, or where several files change."""
     if tool.custom:
         return _read_patch(payload, files)
     arguments = decode_arguments(payload)

@@ -1,4 +1,4 @@
-"""How a model writes a call: the form of its chat template, detected from the template's source.
+"""The forms in which models write calls: that of a chat template is detected from the template's source.
 
 Calls are JSON between marks (Hermes, Llama, older Mistral), tags with plain values (Qwen's XML, GLM), a name
 and JSON (Mistral), or messages in channels (harmony, the format of gpt-oss). A template without tools gets

@@ -9,7 +9,7 @@ import json
 
 
 def mark_overlap(text: str, mark: str) -> int:
-    """How many characters at the end of `text` could be the beginning of `mark`."""
+    """The number of characters at the end of `text` that could be the beginning of `mark`."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:length]):
             return length
@@ -25,7 +25,7 @@ class ValueScanner:
         self._in_string = self._escaped = False
 
     def feed(self, text: str) -> int:
-        """How many characters of `text` belong to the value."""
+        """Returns the number of characters of `text` that belong to the value."""
         self.started = self.started or bool(text)
         for at, character in enumerate(text):
             if self._in_string:

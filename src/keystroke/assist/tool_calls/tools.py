@@ -81,7 +81,7 @@ class ShownTool:
         return self.tool.is_patch and self.name != self.tool.name
 
     def payload(self, arguments: Any) -> str | None:
-        """What the client receives for a call with these arguments; None where they are invalid."""
+        """The payload that the client receives for these arguments; None where they are invalid."""
         if self.is_edit:
             return patch_from_call(self.name, arguments)
         if self.tool.custom:
@@ -92,7 +92,7 @@ class ShownTool:
 
 @dataclass(frozen=True, slots=True)
 class Toolset:
-    """What a model is shown of the tools of one request."""
+    """The tools of one request that a model is shown."""
 
     shown: tuple[ShownTool, ...] = ()
     left_out: tuple[str, ...] = ()  # offered, but not shown

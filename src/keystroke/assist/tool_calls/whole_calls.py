@@ -27,7 +27,7 @@ _PARAMETER = re.compile(r'<parameter(?:=([^>]+)| name="([^"]+)")\s*>(.*?)</param
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """What must be proved of a call."""
+    """The properties that a call must be proved to have."""
 
     schema: bool  # its arguments are those that a grammar would have allowed
     read: bool  # a grammar guarantees that quoted lines were read

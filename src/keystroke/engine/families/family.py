@@ -1,4 +1,4 @@
-"""What a model family is: its names, how its sizes are read, and where its tensors lie in both file formats.
+"""A model family: its names, how its sizes are read, and where its tensors are in both file formats.
 
 Engines build from the ModelSpec and the canonical tensor names of `checkpoint.spec`; only the readers of
 files know how a family stores a tensor.

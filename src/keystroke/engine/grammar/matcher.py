@@ -115,7 +115,7 @@ class Matcher:
         return not self.has_failed and not self.forced_tokens() and not self.is_finished
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` may follow here, from the first on."""
+        """The number of leading `tokens` that may follow here."""
         self._rewind(0)
         taken = 0
         for token in tokens:

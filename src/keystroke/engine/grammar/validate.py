@@ -172,7 +172,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def resolve_reference(root: Any, reference: str) -> Any:
-    """What a `$ref` refers to; True, which allows everything, if it does not exist."""
+    """The schema of a `$ref`; True, which allows everything, if it does not exist."""
     target = root
     for step in reference.removeprefix("#").strip("/").split("/") if reference != "#" else ():
         name = unquote(step).replace("~1", "/").replace("~0", "~")

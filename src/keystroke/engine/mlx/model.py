@@ -61,7 +61,7 @@ class MlxModel:
 
     @property
     def attention_layers(self) -> int:
-        """How many layers have keys and values."""
+        """The number of layers with keys and values."""
         return sum(layer.delta is None for layer in self._layers)
 
     def new_cache(self, capacity: int, layers: int) -> Cache:

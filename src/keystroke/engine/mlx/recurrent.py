@@ -1,4 +1,4 @@
-"""Where the recurrent layers of a session stand, and the ways back: the state before drafted rows with their
+"""The state of a session's recurrent layers, and the ways back: the state before drafted rows with their
 inputs, snapshots, and the beginning. Arrays are immutable, so that all of them are references."""
 
 from __future__ import annotations

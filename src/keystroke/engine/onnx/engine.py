@@ -58,7 +58,7 @@ class OnnxGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxOptions:
-    """How a graph is run."""
+    """Settings for running a graph."""
 
     threads: int = 0  # 0: one per physical core
     kv_budget: int = 4 << 30  # bytes

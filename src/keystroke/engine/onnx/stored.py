@@ -117,7 +117,7 @@ def stored_tables(checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.uint8]]:
 
 
 def native_weights(checkpoint: Checkpoint, library: Path, *, adapted: bool = False) -> NativeWeights:
-    """What the native operators need of a model, and if it has no adapter, what its plan needs."""
+    """The weights that the native operators need and, for a model without an adapter, those of its plan."""
     tables = stored_tables(checkpoint)
     if adapted or not fits_plan(checkpoint.spec):
         return NativeWeights(library, tables)

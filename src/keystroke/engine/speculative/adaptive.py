@@ -138,7 +138,7 @@ class AdaptiveDrafter(Drafter):
         return sum(likelihood**i for i in range(length + 1)) / (self._costs.cost(length + 1) + extra)
 
     def _guess_cost(self, engine: EngineDrafter) -> float:
-        """What the engine's guesses take, in plain steps."""
+        """The time of the engine's guesses, in plain steps."""
         return engine.seconds / self._costs.unit if self._costs.unit else 0.0
 
     def _best(self, likelihood: float, limit: int) -> tuple[int, float]:

@@ -39,7 +39,7 @@ class EngineDrafter(Drafter):
 
     @property
     def seconds(self) -> float:
-        """What a guess takes."""
+        """The time of a guess."""
         return self._engine.guess_seconds
 
     def require(self, accepted: float) -> None:

@@ -68,7 +68,7 @@ class SuffixAutomaton:
         return self.length[self.link[self.last]] if self.last else 0
 
     def continuation(self, limit: int) -> list[int]:
-        """What most often followed that suffix."""
+        """The tokens that most often followed that suffix."""
         moves, count = self.moves, self.count
         state = self.link[self.last]
         draft: list[int] = []
