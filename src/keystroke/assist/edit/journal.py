@@ -57,7 +57,7 @@ class Journal:
         is deleted unless a file could not be restored: then undo can do it."""
         now = time.time_ns()
         entry = JournalEntry(f"{now:020d}", now / 1e9, instruction, str(self._workspace.root), tuple(files))
-        mark = self._mark_path(entry.id)
+        mark = self._folder / f"{entry.id}.open"
         lock = FileLock(mark, mode=0o600)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -187,9 +187,6 @@ class Journal:
 
     def _entry_path(self, entry_id: str) -> Path:
         return self._folder / f"{entry_id}.json"
-
-    def _mark_path(self, entry_id: str) -> Path:
-        return self._folder / f"{entry_id}.open"
 
     def _entry_ids(self) -> list[str]:
         return sorted((path.stem for path in self._folder.glob("*.json")), reverse=True)

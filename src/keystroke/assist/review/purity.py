@@ -42,13 +42,9 @@ def pure_part(text: str) -> ast.Module | None:
     """The pure part of the module; None where the text does not parse."""
     module = try_parse(text)
     if module is not None:
-        module.body = [node for node in module.body if _is_kept(node)]
+        kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+        module.body = [node for node in module.body if isinstance(node, kinds) and is_pure(node)]
     return module
-
-
-def _is_kept(node: ast.stmt) -> bool:
-    kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
-    return isinstance(node, kinds) and is_pure(node)
 
 
 def is_pure(node: ast.AST) -> bool:

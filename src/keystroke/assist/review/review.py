@@ -77,7 +77,8 @@ def review(
         remarks = model_findings(file, root, writer, rules)  # type: ignore[arg-type]
         for finding in _report_failure(remarks, f"the model did not review {file.path}"):
             if isinstance(finding, ReviewFinding) and finding.line not in shown.get(file.path, ()):
-                finding = _suspicion(finding)
+                place = f"{finding.path}:{finding.line}"
+                finding = f"{place}: the model suspects, and no example shows: {finding.message}"
             yield finding
 
 
@@ -154,10 +155,6 @@ def _place_finding(
     yield ReviewFinding(
         source, code, severity, message, file.path, first.line + 1, first.column + 1, start, end, fix
     )
-
-
-def _suspicion(finding: ReviewFinding) -> str:
-    return f"{finding.path}:{finding.line}: the model suspects, and no example shows: {finding.message}"
 
 
 def _run_examples(

@@ -91,9 +91,9 @@ def _library(folder: Path) -> tuple[list[str], Path]:
     defined = set(macros.decode(errors="replace").split())
     if not any(defined >= least for least in _VECTORS):
         raise _Unavailable("this processor has neither AVX2 nor the vectors of 64-bit ARM")
-    digest = hashlib.sha256(
-        b"\0".join([macros, " ".join(_FLAGS).encode(), *map(Path.read_bytes, _list_sources())])
-    )
+    sources = sorted(path for path in _FOLDER.iterdir() if path.suffix in (".c", ".h"))
+    parts = [macros, " ".join(_FLAGS).encode(), *map(Path.read_bytes, sources)]
+    digest = hashlib.sha256(b"\0".join(parts))
     return compiler, folder / f"operators-{digest.hexdigest()[:20]}.so"
 
 
@@ -133,10 +133,6 @@ def _is_private(folder: Path) -> bool:
         shutil.rmtree(folder)
         folder.mkdir(mode=0o700)
     return True
-
-
-def _list_sources() -> list[Path]:
-    return sorted(path for path in _FOLDER.iterdir() if path.suffix in (".c", ".h"))
 
 
 def _compiler() -> list[str] | None:
