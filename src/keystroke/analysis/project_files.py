@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import subprocess
 import time
 from collections.abc import Container, Iterable, Iterator
@@ -42,8 +43,16 @@ def _walk_folders(root: Path, seconds: float | None) -> list[Path]:
         if time.monotonic() > until:
             break
         folders[:] = _source_folders(folders, _SKIPPED_FOLDERS)
-        out.extend(Path(folder) / name for name in names)
+        out.extend(path for name in names if not _is_special(path := Path(folder, name)))
     return sorted(out)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether this is a pipe, a socket or a device, which nobody may open: a pipe would wait for a writer."""
+    try:
+        return stat.S_IFMT(path.stat().st_mode) != stat.S_IFREG
+    except OSError:
+        return True
 
 
 def python_files(root: Path) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,18 @@ def test_ignored_files_and_links_out_of_the_tree_are_left_alone(tmp_path: Path) 
     ("data", "why"),
     [(b"a\0b", "binary"), (b"x = '" + b"a" * 30_000 + b"'\n", "minified"), (b"\xff\xfe = 1\n", None)],
 )
+def test_pipes_of_a_project_are_not_opened(tree: Path) -> None:
+    """A pipe without a writer would be waited for without end."""
+    (tree / "a.py").write_text("def f(name):\n    open(f'/data/{name}', 'w')\n" + BAD)
+    for name in ("pipe.py", "pyproject.toml", "setup.py", "setup.cfg", "package.json"):
+        os.mkfifo(tree / name)
+    (tree / "link.py").symlink_to("pipe.py")
+    command = [sys.executable, "-m", "keystroke", "audit", "--exit-zero"]
+    for target in (tree / "a.py", tree):
+        ran = subprocess.run([*command, str(target)], capture_output=True, text=True, timeout=120, check=True)
+        assert "python-command-injection" in ran.stdout
+
+
 def test_files_that_are_not_source_are_skipped_with_a_reason(
     tmp_path: Path, data: bytes, why: str | None
 ) -> None:

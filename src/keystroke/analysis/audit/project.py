@@ -5,7 +5,6 @@ Read lazily from the project's folder. Nothing is imported or run.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import tomllib
@@ -13,9 +12,11 @@ from functools import cached_property
 from pathlib import Path
 
 from keystroke.analysis.project_files import project_files
+from keystroke.analysis.rules.settings_file import read_settings
 
 MAX_FILE = 1_000_000  # bytes; a larger file is data
 _READ = frozenset({".py", ".pyi", ".js", ".cjs", ".mjs", ".ts", ".tsx", ".jsx", ".yaml", ".yml", ".cfg"})
+_SETTINGS = ("pyproject.toml", "setup.py", "setup.cfg")
 _MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", "package.json", "go.mod", "pom.xml", ".git")
 _VERSION = re.compile(r"(>=|==|~=|>|\^|~)\s*(\d+)(?:\.(\d+))?")
 # Functions that a test replaces: mock.patch("a.b.get"), monkeypatch.setattr(a, "get", ...), spyOn(a, "get").
@@ -54,18 +55,14 @@ class ProjectFacts:
         """The oldest Python version that the project declares to support."""
         declared = ""
         try:
-            table = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))
+            table = tomllib.loads(self._settings("pyproject.toml"))
             declared = str(table.get("project", {}).get("requires-python", ""))
             poetry = table.get("tool", {}).get("poetry", {}).get("dependencies", {})
             declared = declared or str(poetry.get("python", ""))
-        except (OSError, ValueError, AttributeError):
+        except (ValueError, AttributeError):
             pass
         for name in () if declared else ("setup.cfg", "setup.py"):
-            try:
-                text = (self.root / name).read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                continue
-            found = re.search(r"python_requires\s*=\s*[\"']?([^\"'\n]+)", text)
+            found = re.search(r"python_requires\s*=\s*[\"']?([^\"'\n]+)", self._settings(name))
             declared = found[1] if found is not None else declared
         return _oldest(declared)
 
@@ -76,21 +73,20 @@ class ProjectFacts:
             return self.python < (3, 6)
         if any(path.suffix == ".py" and _PYTHON_2_SYNTAX.search(text) for path, text in self._texts):
             return True
-        for name in ("pyproject.toml", "setup.py", "setup.cfg"):
-            with contextlib.suppress(OSError):
-                if "Python :: 2" in (self.root / name).read_text(encoding="utf-8", errors="replace"):
-                    return True
-        return False
+        return any("Python :: 2" in self._settings(name) for name in _SETTINGS)
 
     @cached_property
     def node(self) -> int | None:
         """The oldest major version of Node.js that the project declares to support."""
         try:
-            table = json.loads((self.root / "package.json").read_text(encoding="utf-8"))
+            table = json.loads(self._settings("package.json"))
             oldest = _oldest(str(table.get("engines", {}).get("node", "")))
-        except (OSError, ValueError, AttributeError):
+        except (ValueError, AttributeError):
             return None
         return oldest[0] if oldest is not None else None
+
+    def _settings(self, name: str) -> str:
+        return read_settings(self.root / name, self.root)
 
     @cached_property
     def _texts(self) -> list[tuple[Path, str]]:

@@ -16,6 +16,8 @@ from keystroke.analysis.audit.flow.roles import (
     has_own_type,
     is_called_by_client,
     is_client_parameter,
+    is_given_by_program,
+    is_header,
     neighbour_roles,
     parameter_role,
 )
@@ -466,8 +468,12 @@ class DataFlow(ExpressionFlow):
             roles = neighbour_roles(function.params)
         for at, param in enumerate(function.params):
             role = roles[at] if at < len(roles) else ""
-            foreign = handler or (main and (self.family != "python" or is_client_parameter(param)))
+            python = self.family == "python"
+            foreign = handler and not (python and is_given_by_program(param))
+            foreign = foreign or (main and (not python or is_client_parameter(param)))
             value = self.parameter_value(param, REMOTE if foreign else level, role)
+            if python and handler and is_header(param):
+                value = value.as_safe_for(frozenset({"log", "header"}))
             if at == 0 and first is not None and not role:
                 value = replace(first, roots=first.roots | {param.name})
             self.env[param.name] = value

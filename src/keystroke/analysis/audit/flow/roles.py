@@ -24,6 +24,12 @@ _FIXTURE = re.compile(r"\brequest\.(?:config\.|node\.|param\b|addfinalizer\b|get
 VIEW = re.compile(r"def\s+\w+\(\s*(?:self\s*,\s*)?request\b|\bevent\s*(?::[^,()]*)?,\s*_?context\b")
 
 
+# Parameters of a FastAPI handler: what another function gives, and the headers of a request, whose values hold no
+# line break. An empty `Depends()` builds its type from the request.
+_DEPENDENCY = re.compile(r"\b(?:Depends|Security)\(\s*[\w.]|\bBackgroundTasks\b|Dependency$")
+_HEADERS = re.compile(r"\bHeader\(|Headers$")
+
+
 class _ScriptRoles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     routes: frozenset[str]
     listeners: frozenset[str]
@@ -106,6 +112,19 @@ def is_source_here(path: str, function: ir.Function | None) -> bool:
 def is_client_parameter(param: ir.Param) -> bool:
     """Whether a parameter of a view is part of the address rather than passed by the framework."""
     return param.name not in _ROLES.python.injected and param.default is None
+
+
+def is_given_by_program(param: ir.Param) -> bool:
+    """Whether the framework calls a function of the program for the value of this parameter of a handler."""
+    return _DEPENDENCY.search(_declaration(param)) is not None
+
+
+def is_header(param: ir.Param) -> bool:
+    return _HEADERS.search(_declaration(param)) is not None
+
+
+def _declaration(param: ir.Param) -> str:
+    return f"{param.default.node.text()} {param.type}" if param.default is not None else param.type
 
 
 def is_called_by_client(function: ir.Function) -> bool:
