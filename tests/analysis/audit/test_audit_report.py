@@ -127,10 +127,6 @@ def test_ignored_files_and_links_out_of_the_tree_are_left_alone(tmp_path: Path) 
     assert [item.path.name for item in found if isinstance(item, SkippedFile)] == ["link.py"]
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [(b"a\0b", "binary"), (b"x = '" + b"a" * 30_000 + b"'\n", "minified"), (b"\xff\xfe = 1\n", None)],
-)
 def test_pipes_of_a_project_are_not_opened(tree: Path) -> None:
     """A pipe without a writer would be waited for without end."""
     (tree / "a.py").write_text("def f(name):\n    open(f'/data/{name}', 'w')\n" + BAD)
@@ -143,6 +139,10 @@ def test_pipes_of_a_project_are_not_opened(tree: Path) -> None:
         assert "python-command-injection" in ran.stdout
 
 
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [(b"a\0b", "binary"), (b"x = '" + b"a" * 30_000 + b"'\n", "minified"), (b"\xff\xfe = 1\n", None)],
+)
 def test_files_that_are_not_source_are_skipped_with_a_reason(
     tmp_path: Path, data: bytes, why: str | None
 ) -> None:

@@ -24,8 +24,8 @@ _FIXTURE = re.compile(r"\brequest\.(?:config\.|node\.|param\b|addfinalizer\b|get
 VIEW = re.compile(r"def\s+\w+\(\s*(?:self\s*,\s*)?request\b|\bevent\s*(?::[^,()]*)?,\s*_?context\b")
 
 
-# Parameters of a FastAPI handler: what another function gives, and the headers of a request, whose values hold no
-# line break. An empty `Depends()` builds its type from the request.
+# Parameters of a FastAPI handler: what another function gives, and the headers of a request, whose values
+# hold no line break. An empty `Depends()` builds its type from the request.
 _DEPENDENCY = re.compile(r"\b(?:Depends|Security)\(\s*[\w.]|\bBackgroundTasks\b|Dependency$")
 _HEADERS = re.compile(r"\bHeader\(|Headers$")
 
