@@ -35,7 +35,7 @@ class LifetimeMatcher(CopyMatcher):
     blocks = 0  # number of allocations so far
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+        super().__init__(*args)
         self.sites: dict[int, ir.Syntax] = {}
         self.declared: set[str] = set()  # local variables
         self.checked: dict[str, ir.Syntax] = {}  # paths whose file was checked
