@@ -586,6 +586,94 @@ PAIRS = [
         "python-code-injection",
     ),
     (
+        "python",
+        "a token that is verified beside the first look at it",
+        "from jose import jwt\ndef f(token, key):\n    claims = jwt.get_unverified_claims(token)\n"
+        "    return jwt.decode(token, key, algorithms=['RS256'], audience=claims['aud'])\n",
+        "from jose import jwt\ndef f(token):\n    return jwt.get_unverified_claims(token)['sub']\n",
+        "python-jwt-unverified",
+    ),
+    (
+        "python",
+        "a port that is only tried",
+        "import socket\ndef is_free(port):\n    s = socket.socket()\n    s.bind(('', port))\n    s.close()\n",
+        "import socket\ndef serve(port):\n    s = socket.socket()\n    s.bind(('', port))\n    s.listen()\n"
+        "    s.close()\n",
+        "python-bind-all",
+    ),
+    (
+        "python",
+        "what a dependency gives to a handler",
+        "import logging\nfrom fastapi import Depends, FastAPI\napp = FastAPI()\n@app.get('/a')\n"
+        "async def a(user=Depends(find_user)):\n    logging.info('from %s', user)\n",
+        "import logging\nfrom fastapi import Depends, FastAPI\napp = FastAPI()\n@app.get('/a')\n"
+        "async def a(form: LoginForm = Depends()):\n    logging.info('from %s', form)\n",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "headers that a handler declares",
+        "import logging\nfrom fastapi import FastAPI, Header\napp = FastAPI()\n@app.get('/a')\n"
+        "async def a(agent: str = Header()):\n    logging.info('from %s', agent)\n",
+        "import logging\nfrom fastapi import FastAPI\napp = FastAPI()\n@app.get('/a')\n"
+        "async def a(agent: str):\n    logging.info('from %s', agent)\n",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "parts of an address, which hold no line break",
+        "import logging\nfrom urllib.parse import urlparse\nfrom flask import request\ndef f():\n"
+        "    logging.info('at %s', urlparse(request.args['u']).path)\n",
+        "import logging\nfrom flask import request\ndef f():\n    logging.info('at %s', request.args['u'])\n",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "a header of Tornado, which refuses line breaks",
+        "from flask import request\nclass H(RequestHandler):\n    def get(self):\n"
+        "        self.set_header('A', request.args['a'])\n",
+        "from flask import request\ndef f(response):\n    response.headers.set('A', request.args['a'])\n",
+        "python-header-injection",
+    ),
+    (
+        "python",
+        "templates of prompts",
+        "from jinja2 import Environment\ndef make(system_prompt):\n"
+        "    return Environment().from_string(system_prompt)\n",
+        "from jinja2 import Environment\ndef make(page):\n    return Environment().from_string(page)\n",
+        "python-autoescape-off",
+    ),
+    (
+        "python",
+        "the salt of a derived key",
+        "import hmac\ndef hkdf(key, info):\n    return hmac.new(b'a/v1', key, 'sha256').digest()\n",
+        "import hmac\ndef sign(text):\n    return hmac.new(b'a/v1', text, 'sha256').digest()\n",
+        "python-static-iv",
+    ),
+    (
+        "python",
+        "an error of a computation that is ignored",
+        "def f(x):\n    try:\n        return math.acos(x)\n    except:\n        pass\n",
+        "def f(x):\n    try:\n        verify_signature(x)\n    except:\n        pass\n",
+        "python-swallowed-error",
+    ),
+    (
+        "javascript",
+        "the name of a file to be saved, in a header that refuses line breaks",
+        "function f(req, res) {\n"
+        "  res.setHeader('Content-Disposition', `attachment; filename=${req.query.n}`);\n}\n",
+        "function f(req, res) {\n  res.setHeader('Link', `<${req.query.n}>`);\n}\n",
+        "javascript-header-injection",
+    ),
+    (
+        "javascript",
+        "what a file holds that the client names",
+        "const fs = require('fs');\nfunction f(req, res) {\n"
+        "  res.end(fs.readFileSync('/d/' + req.query.n));\n}\n",
+        "const fs = require('fs');\nfunction f(req, res) {\n  res.end('<p>' + req.query.n);\n}\n",
+        "javascript-xss-response",
+    ),
+    (
         "cpp",
         "a null by another name",
         "void *f(size_t n) {\n    void *p = malloc(n);\n    if (p == nil)\n        throw std::bad_alloc();\n"
