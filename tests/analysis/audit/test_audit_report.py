@@ -66,7 +66,7 @@ def test_json_holds_offsets_and_fixes(tree: Path) -> None:
 
 
 def test_severity_and_standard_input(tree: Path) -> None:
-    weak = "try:\n    f()\nexcept:\n    pass\n"
+    weak = "try:\n    login()\nexcept:\n    pass\n"
     assert run("--stdin", "--language", "python", text=weak).exit_code == 1
     assert run("--stdin", "--language", "python", "--severity", "high", text=weak).exit_code == 0
 
