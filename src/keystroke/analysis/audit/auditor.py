@@ -434,7 +434,7 @@ class LiveAudit:
                 for item in attempts
                 if not any(offer.title == item.spec.title for offer in offers[item.number])
             ]
-            for item in self._proved(wanted, matches, source, env):
+            for item in self._keep_proved(wanted, matches, source, env):
                 edits = tuple(
                     Edit(edit.start - shift, edit.end - shift, edit.text) for edit in item.fix.edits
                 )
@@ -459,7 +459,7 @@ class LiveAudit:
             if fix is not None and fix.edits[0].start >= shift:
                 yield _Attempt(number, match, spec, site, fix)
 
-    def _proved(
+    def _keep_proved(
         self, attempts: list[_Attempt], matches: list[RuleMatch], source: str, env: Env
     ) -> Iterator[_Attempt]:
         """The fixes after which their rule no longer matches and the text parses no worse.

@@ -50,7 +50,7 @@ _ADDRESS = re.compile(
 )
 
 
-def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
+def _names_in_text(expr: ir.Expr, depth: int) -> list[str]:
     """The names whose text becomes part of the text of an expression."""
     parts: list[ir.Expr] = []
     if depth > 6:
@@ -74,7 +74,7 @@ def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
             parts = [*base, *expr.args, *expr.kwargs.values()]
         elif isinstance(func, ir.NameExpr) and func.id in ("str", "repr", "String"):
             parts = expr.args
-    return [name for part in parts for name in _mentioned(part, depth + 1)]
+    return [name for part in parts for name in _names_in_text(part, depth + 1)]
 
 
 def _is_condition_of_query(node: ir.Syntax) -> bool:
@@ -159,7 +159,7 @@ class _Secrets(RuleMatcher):
     def check_logged_secret(self, event: CallEvent) -> None:
         """A password or key that is logged."""
         for arg in (*event.call.args, *event.call.kwargs.values()):
-            for name in _mentioned(arg, 0):
+            for name in _names_in_text(arg, 0):
                 held = self.flow.lookup(name)
                 if _ACCESS_KEY.search(name) and self._has_secret_key():
                     continue  # the name of an account, beside the key that is secret
@@ -264,7 +264,7 @@ class Detectors(_Secrets):
                 key.level >= REMOTE
                 and not key.numeric
                 and base.path.endswith("session")
-                and _assigned(node) is not None
+                and _assignment_of(node) is not None
             ):
                 self.report("session-key", node, origin=key.origin)
             return
@@ -276,7 +276,7 @@ class Detectors(_Secrets):
             or _ONE_CHARACTER.search(key.path)
         ):
             return
-        parent = _assigned(node)
+        parent = _assignment_of(node)
         if parent is None:
             return
         own_key = self._is_identifier(expr.key, key)
@@ -375,7 +375,7 @@ def _is_in_style(node: ir.Syntax) -> bool:
     return False
 
 
-def _assigned(node: ir.Syntax) -> ir.Syntax | None:
+def _assignment_of(node: ir.Syntax) -> ir.Syntax | None:
     """The assignment that has a node as its left side."""
     parent = node.parent()
     if (

@@ -20,7 +20,7 @@ from keystroke.analysis.audit.fixes import (
     templates,
     wrapping,
 )
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, NoFix, needed, require
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, NoFix, require, required_value
 from keystroke.analysis.audit.rules.catalog import FixSpec
 
 Fixer = Callable[[FixSite, FixSpec], FixEdits | None]
@@ -51,10 +51,10 @@ def build(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def _built(site: FixSite, spec: FixSpec) -> FixEdits | None:
     if spec.array >= 0:
         args = site.match.args
-        memory = needed(args[spec.array].memory if spec.array < len(args) else None)
+        memory = required_value(args[spec.array].memory if spec.array < len(args) else None)
         require(memory.array)
     if spec.only:
-        start, end = templates.callee_span(needed(site.call))
+        start, end = templates.callee_span(required_value(site.call))
         require(spec.only.search(site.text[start:end]))
     require(not spec.path or spec.path.search(site.path))
     require(not spec.alone or site.is_statement(site.match.node))

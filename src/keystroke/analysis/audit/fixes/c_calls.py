@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, needed, require, span
+from keystroke.analysis.audit.fixes.site import (
+    FixEdits,
+    FixSite,
+    named_children,
+    require,
+    required_value,
+    span,
+)
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -22,7 +29,7 @@ _ALLOCATES = re.compile(r"\b(?:malloc|alloca)\s*\(")
 
 def size_text(site: FixSite, node: ir.Syntax, unit: int = 1) -> str:
     """A C expression for the number of elements of `unit` bytes in a buffer."""
-    memory = needed(site.value(node).memory)
+    memory = required_value(site.value(node).memory)
     require(memory.start == 0)
     name = node.text() if node.kind() == "identifier" else ""
     arrays = site.match.known.arrays(memory.block) if site.match.known is not None else []
@@ -31,7 +38,7 @@ def size_text(site: FixSite, node: ir.Syntax, unit: int = 1) -> str:
     moves = name not in declared and len(list(site.bindings(name, site.enclosing_function(node)))) > 1
     require(not name or not moves)
     if not declared:
-        return str(needed(memory.capacity) // unit)
+        return str(required_value(memory.capacity) // unit)
     holder = declared[0]
     return f"sizeof({holder})" if unit == 1 else f"sizeof({holder}) / sizeof({holder}[0])"
 
@@ -54,7 +61,7 @@ def _is_parameter(node: ir.Syntax) -> bool:
 
 def bound_copy(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Bounds strcpy and strcat by the size of the destination."""
-    call, given = needed(site.call), site.arguments()
+    call, given = required_value(site.call), site.arguments()
     require(len(given) == 2 and site.is_statement(call.node) and site.method in _COPIES)
     require(not _overlaps(given))
     wide = site.method.startswith("w")
@@ -87,7 +94,7 @@ _COPIES = ("strcpy", "strcat", "wcscpy", "wcscat")
 
 def bound_print(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces sprintf by snprintf with the size of the destination."""
-    call, given = needed(site.call), site.arguments()
+    call, given = required_value(site.call), site.arguments()
     require(len(given) >= 2 and site.method in ("sprintf", "vsprintf") and site.is_statement(call.node))
     require(not _overlaps(given))
     size = size_text(site, given[0])
@@ -99,7 +106,7 @@ def bound_print(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def print_as_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Prints data through "%s" instead of using it as a format."""
     given = site.arguments()
-    at = needed(LIBRARY.printers.get(site.method))
+    at = required_value(LIBRARY.printers.get(site.method))
     require(len(given) == at + 1)
     start = span(given[at])[0]
     return site.insert_at(start, 'L"%ls", ' if "w" in site.method else '"%s", ')
@@ -107,7 +114,7 @@ def print_as_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 def use_fgets(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces gets by fgets and removes the line end."""
-    call, given = needed(site.call), site.arguments()
+    call, given = required_value(site.call), site.arguments()
     require(len(given) == 1 and site.method == "gets")
     size = size_text(site, given[0])
     name = site.source(given[0])
@@ -128,7 +135,7 @@ def use_fgets(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def add_scan_width(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Adds widths to a scanf format."""
     given = site.arguments()
-    at = needed({"scanf": 0, "fscanf": 1, "sscanf": 1}.get(site.method))
+    at = required_value({"scanf": 0, "fscanf": 1, "sscanf": 1}.get(site.method))
     require(len(given) > at and given[at].kind() == "string_literal")
     start = span(given[at])[0]
     edits: list[Edit] = []
@@ -140,8 +147,8 @@ def add_scan_width(site: FixSite, spec: FixSpec) -> FixEdits | None:
         used += 1
         if found[4] not in "s[" or found[2] or found[3]:
             continue
-        memory = needed(site.value(needed(target)).memory)
-        capacity = needed(memory.capacity)
+        memory = required_value(site.value(required_value(target)).memory)
+        capacity = required_value(memory.capacity)
         require(memory.start == 0 and capacity >= 2)
         place = start + found.start() + 1
         edits.append(Edit(place, place, str(capacity - 1)))
@@ -153,7 +160,7 @@ def use_calloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
     Not where a factor is no whole number, which calloc would cut off.
     """
-    call, given = needed(site.call), site.arguments()
+    call, given = required_value(site.call), site.arguments()
     require(site.source(call.node).startswith("malloc") and len(given) == 1)
     product = given[0]
     require(product.kind() == "binary_expression" and product.field("operator").text() == "*")
@@ -161,7 +168,9 @@ def use_calloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
     require(count.kind() != "binary_expression" and not _may_be_fraction(site, count, size))
     if count.kind() == "sizeof_expression" and size.kind() != "sizeof_expression":
         count, size = size, count  # compilers warn about a size in front
-    return site.replace_node(call.node, f"calloc({_unwrapped(site, count)}, {_unwrapped(site, size)})")
+    return site.replace_node(
+        call.node, f"calloc({_without_parentheses(site, count)}, {_without_parentheses(site, size)})"
+    )
 
 
 _FRACTION = re.compile(
@@ -181,7 +190,7 @@ def _may_be_fraction(site: FixSite, *factors: ir.Syntax) -> bool:
     return False
 
 
-def _unwrapped(site: FixSite, node: ir.Syntax) -> str:
+def _without_parentheses(site: FixSite, node: ir.Syntax) -> str:
     """An argument without parentheses that only a product needs."""
     inner = named_children(node) if node.kind() == "parenthesized_expression" else []
     return site.source(inner[0] if len(inner) == 1 and inner[0].kind() != "comma_expression" else node)
@@ -189,12 +198,12 @@ def _unwrapped(site: FixSite, node: ir.Syntax) -> str:
 
 def enlarge_buffer(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Enlarges an array or allocation of constant size to what is written to it."""
-    found = needed(_NEEDED.search(site.match.message))
-    name = needed(_written(site))
+    found = required_value(_NEEDED.search(site.match.message))
+    name = required_value(_written_variable(site))
     wanted = int(found[1]) if found[1] else int(found[3]) + 1
     held = int(found[2] or found[4])
     require(wanted <= 1_000_000)
-    memory = needed(site.match.evaluate(ir.NameExpr(site.match.node, name)).memory)
+    memory = required_value(site.match.evaluate(ir.NameExpr(site.match.node, name)).memory)
     require(memory.start == 0)
     unit = max(memory.unit, 1) if found[1] else 1
     arrays = site.match.known.arrays(memory.block) if site.match.known is not None else []
@@ -206,7 +215,7 @@ def enlarge_buffer(site: FixSite, spec: FixSpec) -> FixEdits | None:
     return None
 
 
-def _written(site: FixSite) -> str | None:
+def _written_variable(site: FixSite) -> str | None:
     """The variable whose memory is written."""
     node = site.match.node
     if node.kind() == "subscript_expression":

@@ -14,8 +14,8 @@ from keystroke.analysis.audit.fixes.site import (
     FixSite,
     NoFix,
     named_children,
-    needed,
     require,
+    required_value,
     span,
 )
 from keystroke.analysis.audit.rules.catalog import FixSpec
@@ -32,10 +32,10 @@ _INTEGERS = re.compile(
 
 def check_pointer(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Adds a null check after the statement that assigns a pointer."""
-    name = needed(_pointer(site))
+    name = required_value(_pointer(site))
     require("null here" not in site.match.message)
     scope = site.enclosing_function(site.match.node)
-    place, holder = needed(_acquired(site, scope, name, 0))
+    place, holder = required_value(_find_allocation(site, scope, name, 0))
     whole = _plain(place)
     indent = site.indent(span(whole)[0])
     leave = _leaving(site, scope, span(whole)[0])
@@ -63,7 +63,7 @@ def _pointer(site: FixSite) -> str | None:
     return None
 
 
-def _acquired(site: FixSite, scope: ir.Syntax, name: str, depth: int) -> tuple[ir.Syntax, str] | None:
+def _find_allocation(site: FixSite, scope: ir.Syntax, name: str, depth: int) -> tuple[ir.Syntax, str] | None:
     """The last assignment of an allocation before the match, and the variable it assigns."""
     best: tuple[ir.Syntax, str] | None = None
     for place, value in site.bindings(name, scope):
@@ -72,7 +72,7 @@ def _acquired(site: FixSite, scope: ir.Syntax, name: str, depth: int) -> tuple[i
         if _ACQUIRES.search(value.text()) is not None:
             best = (place, name)
         elif value.kind() == "identifier" and depth < 2:
-            best = _acquired(site, scope, value.text(), depth + 1) or best
+            best = _find_allocation(site, scope, value.text(), depth + 1) or best
     return best
 
 
@@ -123,7 +123,7 @@ def _guard(site: FixSite, test: str, needs: tuple[str, ...] = ()) -> FixEdits | 
             parent.kind() not in ("compound_statement", "for_statement", "while_statement", "if_statement")
         )
         at = parent
-    holder = needed(at.parent())
+    holder = required_value(at.parent())
     require(at.kind() == "expression_statement" and holder.kind() == "compound_statement")
     start, end = span(at)
     indent = site.indent(start)
@@ -139,20 +139,20 @@ def guard_index(site: FixSite, spec: FixSpec) -> FixEdits | None:
     held = node.field("index") or node.field("indices")
     require(base is not None and held is not None)
     index = held.text().strip("[]")
-    memory = needed(site.value(base).memory)
+    memory = required_value(site.value(base).memory)
     require(re.fullmatch(r"\w+", index))
     if base.kind() == "identifier" and is_array(site, base.text(), node):
         count = f"sizeof({base.text()}) / sizeof({base.text()}[0])"
     else:
         require(memory.capacity and memory.unit and not memory.start)
-        count = str(needed(memory.capacity) // memory.unit)
+        count = str(required_value(memory.capacity) // memory.unit)
     return _guard(site, f"{index} >= 0 && (size_t){index} < {count}", ("<stddef.h>",))
 
 
 def guard_length(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Guards a copy by a test of its length."""
     given = site.arguments()
-    at = needed({"memcpy": 2, "memmove": 2, "strncpy": 2, "memset": 2}.get(site.method))
+    at = required_value({"memcpy": 2, "memmove": 2, "strncpy": 2, "memset": 2}.get(site.method))
     require(len(given) == 3)
     length = given[at].text()
     size = size_text(site, given[0])
@@ -175,7 +175,7 @@ def check_arithmetic(site: FixSite, spec: FixSpec) -> FixEdits | None:
     kind = node.kind()
     if kind == "binary_expression":
         left, right, op = node.field("left"), node.field("right"), node.field("operator").text()
-        holder = needed(ir.outside_casts(node))
+        holder = required_value(ir.outside_casts(node))
         require(holder.kind() in ("init_declarator", "assignment_expression"))
         target = holder.field("declarator") or holder.field("left")
     elif kind == "assignment_expression":
@@ -184,11 +184,11 @@ def check_arithmetic(site: FixSite, spec: FixSpec) -> FixEdits | None:
         holder = node
     else:
         raise NoFix
-    name = needed({"+": "add", "-": "sub", "*": "mul"}.get(op))
+    name = required_value({"+": "add", "-": "sub", "*": "mul"}.get(op))
     whole = _plain(holder)
     require(target is not None and target.kind() == "identifier")
     require(all(re.fullmatch(r"[\w()]+", part.text()) for part in (left, right)))
-    declared = needed(
+    declared = required_value(
         re.search(rf"\b((?:unsigned\s+|signed\s+)?\w+(?:\s+long)?)\s+{target.text()}\b", site.text)
     )
     require(_INTEGERS.match(declared[1]))
@@ -232,7 +232,7 @@ def initialise(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def release_before_end(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Releases a block at the end of the scope of its variable."""
     node = site.match.node
-    holder = needed(ir.outside_casts(node))
+    holder = required_value(ir.outside_casts(node))
     require(holder.kind() in ("init_declarator", "assignment_expression"))
     target = holder.field("declarator") or holder.field("left")
     name = target.text().lstrip("* ")
@@ -245,11 +245,11 @@ def release_before_end(site: FixSite, spec: FixSpec) -> FixEdits | None:
         if re.search(rf"\*\s*{name}\b(?!\s*\()", item.text()) is not None
     ]
     require(len(declared) == 1 and len([1 for _ in site.bindings(name, scope)]) <= 2)
-    block = needed(declared[0].parent())
-    here = needed(whole.parent())
+    block = required_value(declared[0].parent())
+    here = required_value(whole.parent())
     require(block.kind() == "compound_statement" and span(block) == span(here))
     after = [item for item in block.children() if item.is_named() and span(item)[0] >= span(whole)[1]]
-    rest = "\n".join(item.text() for item in after if not _absent(item, name))
+    rest = "\n".join(item.text() for item in after if not _handles_null(item, name))
     require(after and not re.search(r"\b(?:free|fclose|pclose|goto|break|continue|exit|longjmp)\b", rest))
     last = after[-1]
     require(rest.count("return") <= (last.kind() == "return_statement"))
@@ -275,7 +275,7 @@ def _release_function(acquired: str, declared: str) -> str:
     raise NoFix
 
 
-def _absent(node: ir.Syntax, name: str) -> bool:
+def _handles_null(node: ir.Syntax, name: str) -> bool:
     """Whether a statement handles the case that a pointer is null."""
     test = node.field("condition") if node.kind() == "if_statement" else None
     return (
@@ -298,9 +298,9 @@ def set_to_null(site: FixSite, spec: FixSpec) -> FixEdits | None:
         if re.fullmatch(rf"free\s*\(\s*{name}\s*\)", call.text()) and span(call)[0] < site.match.start
     ]
     require(before)
-    whole = needed(before[-1].parent())
+    whole = required_value(before[-1].parent())
     require(whole.kind() == "expression_statement")
-    held = needed(whole.parent())
+    held = required_value(whole.parent())
     require(held.kind() == "compound_statement")
     at = span(whole)[1]
     return site.insert_at(at, f"\n{site.indent(span(whole)[0])}{name} = NULL;")
@@ -309,7 +309,7 @@ def set_to_null(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def free_on_failed_realloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Frees the old block if `p = realloc(p, n)` fails."""
     node = site.match.node
-    whole = needed(node.parent())
+    whole = required_value(node.parent())
     require(node.kind() == "assignment_expression" and whole.kind() == "expression_statement")
     left, right = node.field("left"), node.field("right")
     require(
@@ -337,7 +337,7 @@ def free_on_failed_realloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def use_pointed_size(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces `sizeof(p)` by `sizeof(*p)`."""
     node = site.match.node
-    target = needed(node.field("left") or node.field("declarator"))
+    target = required_value(node.field("left") or node.field("declarator"))
     name = target.text().lstrip("* ")
     found = [
         item
@@ -367,9 +367,9 @@ def match_release(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 def remove_statement(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Removes a statement."""
-    whole = needed(site.match.node.parent())
+    whole = required_value(site.match.node.parent())
     require(whole.kind() == "expression_statement")
-    held = needed(whole.parent())
+    held = required_value(whole.parent())
     require(held.kind() == "compound_statement")
     start, end = span(whole)
     line = site.text.rfind("\n", 0, start) + 1

@@ -15,8 +15,8 @@ from keystroke.analysis.audit.fixes.site import (
     FixSite,
     NoFix,
     named_children,
-    needed,
     require,
+    required_value,
     span,
 )
 from keystroke.analysis.audit.fixes.text_parts import TextComposition
@@ -35,7 +35,7 @@ _TEMPLATE = re.compile(r"^(?:queryFor\w+|query|update)$")
 
 def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Moves values from a SQL statement to its parameters."""
-    call, given = needed(site.call), site.arguments()
+    call, given = required_value(site.call), site.arguments()
     if not given or not isinstance(call.func, ir.AttrExpr):
         raise NoFix
     statement = sql.composed_text(site, given[0])
@@ -47,7 +47,7 @@ def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
         return _query(site, statement, bound, method)
     edits = sql.place_marks(statement, bound, "?")
     if method in ("executeQuery", "executeUpdate", "execute") and len(given) == 1:
-        return _prepared(site, call, given[0], edits, bound, first)
+        return _prepare_statement(site, call, given[0], edits, bound, first)
     if method in ("prepareStatement", "prepareCall"):
         return _set_behind(site, call, edits, bound, first)
     base = site.source(call.func.base.node)
@@ -70,7 +70,7 @@ def _marks(statement: TextComposition, bound: list[sql.BoundValue]) -> int:
     return len(there) + 1
 
 
-def _prepared(
+def _prepare_statement(
     site: FixSite,
     call: ir.CallExpr,
     holder: ir.Syntax,
@@ -94,7 +94,7 @@ def _prepared(
     at = span(place)[0]
     indent = site.indent(at)
     moved = [edit for edit in edits if span(holder)[0] <= edit.start < span(holder)[1]]
-    text = _applied(site.source(holder), moved, span(holder)[0])
+    text = _apply(site.source(holder), moved, span(holder)[0])
     lines = [f"java.sql.PreparedStatement {fresh} = {name}.getConnection().prepareStatement({text});"]
     lines += [f"{fresh}.{_setter(number, item)};" for number, item in enumerate(bound, 1)]
     inserted = "".join(f"{line}\n{indent}" for line in lines)
@@ -104,7 +104,7 @@ def _prepared(
     return FixEdits((*kept, Edit(at, at, inserted), replaced))
 
 
-def _applied(text: str, edits: list[Edit], shift: int) -> str:
+def _apply(text: str, edits: list[Edit], shift: int) -> str:
     for edit in sorted(edits, key=lambda item: item.start, reverse=True):
         text = text[: edit.start - shift] + edit.text + text[edit.end - shift :]
     return text
@@ -119,7 +119,7 @@ def _set_behind(
     site: FixSite, call: ir.CallExpr, edits: list[Edit], bound: list[sql.BoundValue], first: int
 ) -> FixEdits | None:
     """Sets the parameters of a prepared statement after its declaration."""
-    declared = needed(ir.outside_casts(call.node))
+    declared = required_value(ir.outside_casts(call.node))
     if declared.kind() == "resource":
         name, tried = declared.field("name"), declared.parent()
         body = tried.parent().field("body") if tried is not None and tried.parent() is not None else None
@@ -197,7 +197,7 @@ def insert_before(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 def _settings(kind: str, name: str) -> list[str]:
     """The statements that disable external entities of a parser."""
-    factory = needed(XML_FACTORIES.get(kind))
+    factory = required_value(XML_FACTORIES.get(kind))
     require(factory.settings)
     return [f"{name}.{setting};" for setting in factory.settings]
 
@@ -208,7 +208,7 @@ _CREATED = re.compile(r"new\s+([\w.]+)\(\)")
 
 def disable_external_entities(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Disables external entities of an XML parser before it is used."""
-    call = needed(site.call)
+    call = required_value(site.call)
     place = _statement(site.match.node)
     if not isinstance(call.func, ir.AttrExpr):
         raise NoFix
@@ -220,7 +220,7 @@ def disable_external_entities(site: FixSite, spec: FixSpec) -> FixEdits | None:
         lines = _settings(kind, owner.text())
         return site.insert_at(at, "".join(f"{line}\n{indent}" for line in lines))
     made = site.source(owner)
-    found = needed(_MADE.fullmatch(made) or _CREATED.fullmatch(made))
+    found = required_value(_MADE.fullmatch(made) or _CREATED.fullmatch(made))
     require(found[1].rsplit(".", 1)[-1] == kind)
     fresh = _fresh(site, "factory")
     lines = [f"{found[1]} {fresh} = {made};", *_settings(kind, fresh)]
@@ -248,7 +248,7 @@ def _is_text(site: FixSite, word: str) -> bool:
 
 def use_private_temporary_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces `File.createTempFile` by `Files.createTempFile`, which only the owner can read."""
-    call, given = needed(site.call), site.arguments()
+    call, given = required_value(site.call), site.arguments()
     require(site.method == "createTempFile" and len(given) in (2, 3))
     texts = [site.source(node) for node in given]
     if len(texts) == 3:

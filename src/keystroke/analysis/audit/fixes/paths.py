@@ -15,8 +15,8 @@ from keystroke.analysis.audit.fixes.site import (
     FixEdits,
     FixSite,
     named_children,
-    needed,
     require,
+    required_value,
     span,
     without_parentheses,
 )
@@ -39,19 +39,19 @@ def anchor_names(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Anchors every foreign name in the path."""
     edits: list[Edit] = []
     needs: list[str] = []
-    joined = _joined(site, site.match.node) is not None
+    joined = _join_arguments(site, site.match.node) is not None
     for node in [site.match.node] if joined else _paths(site):
         if not joined and not _open(site, node):
             continue
-        for name, known in _names(site, _written(site, node)) or ():
-            step = needed(_anchor(site, name, known))
+        for name, known in _names(site, _definition_of(site, node)) or ():
+            step = required_value(_anchor(site, name, known))
             site.changed.append(ChangedValue(name))
             edits += step[0]
             needs += step[1]
     return FixEdits(tuple(dict.fromkeys(edits)), tuple(dict.fromkeys(needs))) if edits else None
 
 
-def _written(site: FixSite, node: ir.Syntax) -> ir.Syntax:
+def _definition_of(site: FixSite, node: ir.Syntax) -> ir.Syntax:
     """The expression that defines a path."""
     java = site.family == "java" and node.kind() == "method_invocation" and node.field("object") is not None
     if java and node.text().endswith((".toPath()", ".getPath()", ".getAbsolutePath()", ".toFile()")):
@@ -76,7 +76,7 @@ def _names(site: FixSite, node: ir.Syntax) -> list[tuple[ir.Syntax, bool]] | Non
     """The foreign names after a folder in a path, and whether each is text; None for other forms."""
     node = without_parentheses(node)
     kind = node.kind()
-    joined = _joined(site, node)
+    joined = _join_arguments(site, node)
     if joined is not None:
         if len(joined) < 2 or _open(site, joined[0]):
             return None
@@ -114,7 +114,7 @@ def _separator(before: Sequence[object], site: FixSite) -> bool:
     )
 
 
-def _joined(site: FixSite, node: ir.Syntax) -> list[ir.Syntax] | None:
+def _join_arguments(site: FixSite, node: ir.Syntax) -> list[ir.Syntax] | None:
     """The arguments of a call that joins paths."""
     kind = node.kind()
     arguments = node.field("arguments") if kind in _CALLS else None

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, needed, require, span
+from keystroke.analysis.audit.fixes.site import (
+    FixEdits,
+    FixSite,
+    named_children,
+    require,
+    required_value,
+    span,
+)
 from keystroke.analysis.audit.fixes.text_parts import compose
 from keystroke.analysis.audit.flow.values import REMOTE
 from keystroke.analysis.audit.rules.catalog import FixSpec
@@ -36,7 +43,7 @@ def use_text_property(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 def use_text_method(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces `.html(value)` by `.text(value)` if the value is only a client's text."""
-    call, given = needed(site.call), site.arguments()
+    call, given = required_value(site.call), site.arguments()
     require(len(given) == 1 and site.method == "html")
     value = site.value(given[0])
     name = call.func.node.field("property")
@@ -112,7 +119,7 @@ def guard_key(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Skips prototype keys in a loop over foreign keys."""
     node = site.match.node
     left = node.field("left")
-    key = needed(left.field("index") if left is not None else None)
+    key = required_value(left.field("index") if left is not None else None)
     require(key.kind() == "identifier" and left.field("object").kind() == "identifier")
     name = key.text()
     test = " || ".join(f'{name} === "{risky}"' for risky in _RISKY)
@@ -204,7 +211,7 @@ def _is_module(site: FixSite) -> bool:
 
 def use_buffer_factory(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces `new Buffer(...)` by `Buffer.from` for text and `Buffer.alloc` for a size."""
-    call, given = needed(site.call), site.arguments()
+    call, given = required_value(site.call), site.arguments()
     require(given and call.new)
     value = site.value(given[0])
     texts = len(given) == 2 and given[1].kind() == "string"

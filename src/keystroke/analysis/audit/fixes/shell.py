@@ -15,8 +15,8 @@ from keystroke.analysis.audit.fixes.site import (
     FixSite,
     NoFix,
     named_children,
-    needed,
     require,
+    required_value,
     span,
     without_parentheses,
 )
@@ -194,7 +194,7 @@ def _word(parts: list[str]) -> str:
 
 def use_exec_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """JavaScript: replaces `exec("tool " + value)` by `execFile("tool", [value])`."""
-    call, given = needed(site.call), site.arguments()
+    call, given = required_value(site.call), site.arguments()
     require(given and site.method in ("exec", "execSync"))
     require("promisify" not in site.text and not any("promis" in path for path in site.imports))
     parent = call.node.parent()
@@ -209,7 +209,7 @@ def use_exec_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     edits = [Edit(start, end, f"{listed[0]}, [{', '.join(listed[1:])}]")]
     at, stop = span(call.func.node)
     if isinstance(call.func, ir.AttrExpr):
-        name = needed(call.func.node.field("property"))
+        name = required_value(call.func.node.field("property"))
         edits.append(Edit(*span(name), file))
         return FixEdits(tuple(edits))
     require(call.func.node.text() == site.method)
@@ -263,7 +263,9 @@ def _shell_command(site: FixSite) -> ir.Syntax:
             found += named_children(inner)
         else:
             found.append(node)
-    at = needed(next((number for number, node in enumerate(found) if _SHELL.fullmatch(node.text())), None))
+    at = required_value(
+        next((number for number, node in enumerate(found) if _SHELL.fullmatch(node.text())), None)
+    )
     require(len(found) >= at + 3 and found[at + 1].text().strip("\"'") == "-c")
     require(len(found) <= at + 3 or found[at + 3].kind() in _BEHIND)
     return found[at + 2]

@@ -74,7 +74,7 @@ def require(condition: object) -> None:
         raise NoFix
 
 
-def needed(value: T | None) -> T:
+def required_value(value: T | None) -> T:
     """The value; gives the fix up if it is None."""
     if value is None:
         raise NoFix
@@ -224,7 +224,7 @@ class FixSite:
                     operator = node.field("operator")
                     if operator is not None and operator.text() not in ("=", ":="):
                         plain = False
-                    yield node, _unlisted(given) if plain else None
+                    yield node, _single_value(given) if plain else None
                 elif held.kind() not in ("attribute", "subscript", "member_expression") and re.search(
                     rf"(?<![\w.$]){re.escape(name)}(?![\w$])", held.text()
                 ):
@@ -327,7 +327,7 @@ def _single(target: ir.Syntax) -> bool:
     )
 
 
-def _unlisted(node: ir.Syntax | None) -> ir.Syntax | None:
+def _single_value(node: ir.Syntax | None) -> ir.Syntax | None:
     """The single value of a Go expression list."""
     if node is not None and node.kind() == "expression_list":
         inner = named_children(node)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, needed, require, span
+from keystroke.analysis.audit.fixes.site import (
+    FixEdits,
+    FixSite,
+    named_children,
+    require,
+    required_value,
+    span,
+)
 from keystroke.analysis.audit.fixes.sql import as_text, composed_text
 from keystroke.analysis.audit.fixes.text_parts import TextHole, compose
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL
@@ -16,7 +23,7 @@ from keystroke.text import Edit
 def mask_mode(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Removes the bits of a file mode that the rule forbids."""
     mask = int(spec.value, 8)
-    call, given = needed(site.call), site.arguments()
+    call, given = required_value(site.call), site.arguments()
     nodes = [given[at] for at in spec.places if at < len(given)]
     nodes += [call.kwargs["mode"].node] if "mode" in call.kwargs else []
     for node in nodes:
@@ -64,7 +71,7 @@ _WRONG = frozenset(
 
 def bind_xpath_variables(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """lxml: moves values from the expression to its variables."""
-    call, given = needed(site.call), site.arguments()
+    call, given = required_value(site.call), site.arguments()
     require(not call.kwargs and len(given) == 1 and site.method == "xpath")
     require(any(path == "lxml" or path.startswith("lxml.") for path in site.imports))
     text = composed_text(site, given[0])
@@ -82,7 +89,7 @@ def bind_xpath_variables(site: FixSite, spec: FixSpec) -> FixEdits | None:
                 require(inside == HOLE)
                 hole = text.atoms[start + 1]
                 assert isinstance(hole, TextHole)
-                value = needed(as_text(site, hole))
+                value = required_value(as_text(site, hole))
                 values.append(value)
                 edits += text.substitute(start, at, f"$p{len(values)}")
             quote = start = None
@@ -114,7 +121,7 @@ def raise_assertion(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 def use_named_temporary_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Python: replaces `mktemp(...)` by a temporary file that is created at once."""
-    call = needed(site.call)
+    call = required_value(site.call)
     require(not set(call.kwargs) - {"suffix", "prefix", "dir"} and len(call.args) <= 3)
     listed = [
         f"{name}={site.source(arg.node)}"

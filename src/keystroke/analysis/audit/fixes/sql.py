@@ -15,8 +15,8 @@ from keystroke.analysis.audit.fixes.site import (
     FixEdits,
     FixSite,
     named_children,
-    needed,
     require,
+    required_value,
     span,
 )
 from keystroke.analysis.audit.fixes.text_parts import TextChar, TextComposition, TextHole, compose
@@ -61,7 +61,7 @@ class BoundValue:
 
 def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces values by placeholders and passes them as parameters."""
-    call = needed(site.call)
+    call = required_value(site.call)
     require(not call.kwargs and site.method in _METHODS.get(site.family, ()))
     given = site.arguments()
     at = 1 if site.family == "go" and site.method.endswith("Context") else 0
@@ -70,17 +70,17 @@ def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     wrapped = _wrapper(site, holder)
     statement = composed_text(site, wrapped or holder)
     require(not behind or _callback_only(site, behind))
-    mark = needed(_mark(site, wrapped is not None) or ("?" if spec.suggest else None))
+    mark = required_value(_mark(site, wrapped is not None) or ("?" if spec.suggest else None))
     bound = bindable_values(site, statement)
     edits = place_marks(statement, bound, mark)
     end = span(holder)[1]
-    return FixEdits((*edits, Edit(end, end, _handed(site, [item.value for item in bound], mark))))
+    return FixEdits((*edits, Edit(end, end, _pass_parameters(site, [item.value for item in bound], mark))))
 
 
 def composed_text(site: FixSite, node: ir.Syntax) -> TextComposition:
     """The text composed here, or in a variable used only here if its values are unchanged since."""
     written = (site.definition(node) if node.kind() == "identifier" else None) or node
-    text = needed(compose(written, site.language, site.text))
+    text = required_value(compose(written, site.language, site.text))
     require(span(written) == span(node) or all(site.is_unchanged(hole.node, written) for hole in text.holes))
     return text
 
@@ -142,14 +142,14 @@ def bindable_values(site: FixSite, statement: TextComposition) -> list[BoundValu
             continue  # a table's name kept in a constant stays where it is
         inside = next(((left, right) for left, right in quotes if left < at < right), None)
         bound = (
-            _quoted(site, atoms[inside[0] + 1 : inside[1]], atom, inside)
+            _bind_quoted(site, atoms[inside[0] + 1 : inside[1]], atom, inside)
             if inside is not None
             else _bare(site, skeleton, at, atom)
         )
         if bound is None and value.level <= LOCAL and not statement.template:
             continue  # local data
         site.changed.append(ChangedValue(atom.node, skeleton[:at]))
-        out.append(needed(bound))
+        out.append(required_value(bound))
     require(out)
     return out
 
@@ -176,7 +176,7 @@ def _quotes(skeleton: str) -> list[tuple[int, int]]:
     return out
 
 
-def _quoted(
+def _bind_quoted(
     site: FixSite, atoms: list[TextChar | TextHole], hole: TextHole, quotes: tuple[int, int]
 ) -> BoundValue | None:
     """The value of a quoted text, including the text around the hole."""
@@ -239,9 +239,9 @@ def is_text(site: FixSite, node: ir.Syntax) -> bool:
             r"args|form\b|cookies|headers|input\(\)|argv|environ", value.origin
         ):
             return not re.search(r"getlist|\bint\b", value.path)
-        return _declared(site, node, r"str")
+        return _is_declared(site, node, r"str")
     if site.family == "java":
-        return _declared(site, node, r"String") or bool(
+        return _is_declared(site, node, r"String") or bool(
             re.search(
                 r"\.(?:getParameter|getHeader|getValue|toString|trim|substring|replace\w*|toLowerCase|toUpperCase)\(",
                 node.text(),
@@ -251,9 +251,9 @@ def is_text(site: FixSite, node: ir.Syntax) -> bool:
         sent = re.search(
             r"\.(?:query|params|headers|cookies|url|originalUrl|hostname|hash|search)\b", value.origin
         )
-        return (sent is not None and node.kind() != "object") or _declared(site, node, r"string")
+        return (sent is not None and node.kind() != "object") or _is_declared(site, node, r"string")
     if site.family == "go":
-        return _GO_TEXT.search(value.path) is not None or _declared(site, node, r"string")
+        return _GO_TEXT.search(value.path) is not None or _is_declared(site, node, r"string")
     return False
 
 
@@ -263,7 +263,7 @@ _GO_TEXT = re.compile(
 )
 
 
-def _declared(site: FixSite, node: ir.Syntax, kind: str) -> bool:
+def _is_declared(site: FixSite, node: ir.Syntax, kind: str) -> bool:
     """Whether the enclosing function declares a name with a type."""
     if node.kind() != "identifier":
         return False
@@ -281,8 +281,8 @@ def is_number(site: FixSite, node: ir.Syntax) -> bool:
     if value.numeric:
         return True
     if site.family == "java":
-        return _declared(site, node, r"(?:int|long|Integer|Long|short|double|Double|float|BigDecimal)")
-    return _declared(site, node, {"python": r"int", "javascript": r"number"}.get(site.family, r"\0"))
+        return _is_declared(site, node, r"(?:int|long|Integer|Long|short|double|Double|float|BigDecimal)")
+    return _is_declared(site, node, {"python": r"int", "javascript": r"number"}.get(site.family, r"\0"))
 
 
 def _bare(site: FixSite, skeleton: str, at: int, hole: TextHole) -> BoundValue | None:
@@ -333,7 +333,7 @@ def place_marks(statement: TextComposition, bound: list[BoundValue], mark: str) 
         ]
     if mark == "%s":
         edits += _percent(statement, bound)
-    edits += _unformatted(statement, bound)
+    edits += _drop_prefixes(statement, bound)
     return _tidy(edits)
 
 
@@ -350,7 +350,7 @@ def _percent(statement: TextComposition, bound: list[BoundValue]) -> list[Edit]:
     ]
 
 
-def _unformatted(statement: TextComposition, bound: list[BoundValue]) -> list[Edit]:
+def _drop_prefixes(statement: TextComposition, bound: list[BoundValue]) -> list[Edit]:
     """Removes the prefix of f-strings without holes or braces."""
     covered = {at for item in bound for at in range(item.first, item.last + 1)}
     edits: list[Edit] = []
@@ -377,7 +377,7 @@ def _tidy(edits: list[Edit]) -> list[Edit]:
     return ordered
 
 
-def _handed(site: FixSite, values: list[str], mark: str) -> str:
+def _pass_parameters(site: FixSite, values: list[str], mark: str) -> str:
     """The arguments that pass the parameters."""
     listed = ", ".join(values)
     if site.family == "go" or (mark == "$1" and site.family == "python"):

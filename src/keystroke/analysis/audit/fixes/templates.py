@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, NoFix, needed, require, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, NoFix, require, required_value, span
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -125,7 +125,7 @@ def _set_keyword(call: ir.CallExpr, name: str, value: str, language: str, text: 
 
 def _set_items(coll: ir.CollectionExpr, wanted: dict[str, str], language: str) -> tuple[Edit, ...]:
     """Sets fields of an object literal; appends missing ones."""
-    keys = needed(coll.keys)
+    keys = required_value(coll.keys)
     require(keys and len(keys) == len(coll.items))
     if language == "python":
         wanted = {f'"{name}"': value for name, value in wanted.items()}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from keystroke.analysis.audit.fixes.site import needed, require, span, without_parentheses
+from keystroke.analysis.audit.fixes.site import require, required_value, span, without_parentheses
 from keystroke.analysis.audit.flow.knowledge import family_of
 from keystroke.analysis.audit.flow.values import HOLE
 from keystroke.analysis.audit.source import ir
@@ -98,12 +98,12 @@ class TextComposition:
             if start <= last and stop > first:
                 if operand.inner is not None and not placed:
                     # The literal takes the text.
-                    edits.append(Edit(covered[0].start, covered[-1].end, _spelled(text, operand.quote)))
+                    edits.append(Edit(covered[0].start, covered[-1].end, _spell(text, operand.quote)))
                     placed = True
                 elif operand.inner is None and not placed:
-                    before = needed(previous)
-                    at = needed(before.inner)[1]
-                    edits += [Edit(at, at, _spelled(text, before.quote)), Edit(before.end, operand.end, "")]
+                    before = required_value(previous)
+                    at = required_value(before.inner)[1]
+                    edits += [Edit(at, at, _spell(text, before.quote)), Edit(before.end, operand.end, "")]
                     placed = True
                 elif len(covered) == len(operand.atoms) and previous is not None:
                     edits.append(Edit(previous.end, operand.end, ""))
@@ -113,10 +113,10 @@ class TextComposition:
                 edits.append(Edit(previous.end, operand.end, ""))  # an empty literal is left over
             previous = operand
         require(placed)
-        return _merged(edits)
+        return _merge(edits)
 
 
-def _spelled(text: str, quote: str) -> str:
+def _spell(text: str, quote: str) -> str:
     """The text as written in a literal with this quote."""
     require("\\" not in text and "\n" not in text)
     if len(quote) == 1 and quote in "\"'":
@@ -125,7 +125,7 @@ def _spelled(text: str, quote: str) -> str:
     return text
 
 
-def _merged(edits: list[Edit]) -> list[Edit]:
+def _merge(edits: list[Edit]) -> list[Edit]:
     """Merges adjacent edits."""
     out: list[Edit] = []
     for edit in sorted(edits, key=lambda item: (item.start, item.end)):
@@ -181,7 +181,7 @@ class _Reader:
         for part in reversed(parts):
             kind = part.kind()
             if kind == "concatenated_string":
-                for child in _named(part):
+                for child in _named_parts(part):
                     yield self.literal(child)
             elif kind in _LITERALS and not self.binary(part):
                 yield self.literal(part)
@@ -220,10 +220,12 @@ class _Reader:
         return TextOperand(start, end, inner, quote, atoms)
 
     def hole(self, child: ir.Syntax, start: int, end: int) -> TextHole:
-        inner = child.field("expression") or (_named(child) or [child])[0]
+        inner = child.field("expression") or (_named_parts(child) or [child])[0]
         kinds = ("=", "type_conversion", "format_specifier")  # {x=} writes the expression too
         spec = "".join(part.text() for part in child.children() if part.kind() in kinds)
-        named = [part for part in _named(child) if part.kind() not in ("type_conversion", "format_specifier")]
+        named = [
+            part for part in _named_parts(child) if part.kind() not in ("type_conversion", "format_specifier")
+        ]
         return TextHole(inner, start, end, "inside", spec if len(named) == 1 else "?")
 
     def chars(self, start: int, end: int, raw: bool, formatted: bool) -> Iterator[TextChar]:
@@ -255,7 +257,7 @@ class _Reader:
             right = without_parentheses(node.field("right"))
             if held is None or right.kind() in ("dictionary", "list_splat"):
                 return None
-            values = _named(right) if right.kind() == "tuple" else [right]
+            values = _named_parts(right) if right.kind() == "tuple" else [right]
             inner_end = span(node.field("left"))[1]
             return self.marked(node, held, values, {}, [Edit(inner_end, end, "")], _PERCENT)
         if self.family == "python" and kind == "call":
@@ -266,7 +268,7 @@ class _Reader:
             if held is None:
                 return None
             values, names = [], {}
-            for child in _named(node.field("arguments")):
+            for child in _named_parts(node.field("arguments")):
                 if child.kind() == "keyword_argument":
                     names[child.field("name").text()] = child.field("value")
                 elif child.kind() in ("list_splat", "dictionary_splat"):
@@ -280,7 +282,7 @@ class _Reader:
             arguments = node.field("arguments")
             if not called or arguments is None or not node.text().startswith(f"{called}("):
                 return None
-            given = _named(arguments)
+            given = _named_parts(arguments)
             held = self.constant(given[0]) if given else None
             if held is None:
                 return None
@@ -354,7 +356,7 @@ class _Reader:
         return TextComposition(node, start, end, operands, unwrap, undouble, True)
 
 
-def _named(node: ir.Syntax | None) -> list[ir.Syntax]:
+def _named_parts(node: ir.Syntax | None) -> list[ir.Syntax]:
     return (
         [child for child in node.children() if child.is_named() and child.kind() != "comment"] if node else []
     )

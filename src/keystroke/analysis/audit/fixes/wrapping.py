@@ -51,7 +51,7 @@ def wrap_values(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Wraps every foreign part of the matched expressions."""
     edits: list[Edit] = []
     if site.method in _PRINTS:
-        edits = _printed(site, spec) or []
+        edits = _wrap_format(site, spec) or []
     else:
         for node in _subjects(site, spec):
             if site.is_open(node):
@@ -62,7 +62,7 @@ def wrap_values(site: FixSite, spec: FixSpec) -> FixEdits | None:
 _PRINTS = {"Fprintf": 1, "Printf": 0, "Infof": 0, "Errorf": 0, "printf": 0, "format": 0}
 
 
-def _printed(site: FixSite, spec: FixSpec) -> list[Edit] | None:
+def _wrap_format(site: FixSite, spec: FixSpec) -> list[Edit] | None:
     """Wraps the values of a format."""
     given = site.arguments()
     at = _PRINTS[site.method]

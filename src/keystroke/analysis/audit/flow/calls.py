@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from keystroke.analysis.audit.flow.base import ESCAPING, SELF, CallEvent
-from keystroke.analysis.audit.flow.folding import formatted, key_of, replaced
+from keystroke.analysis.audit.flow.folding import format_text, key_of, uses_after_replacing
 from keystroke.analysis.audit.flow.narrowing import NarrowingFlow
 from keystroke.analysis.audit.flow.roles import callback_roles
 from keystroke.analysis.audit.flow.values import (
@@ -145,7 +145,7 @@ class CallFlow(NarrowingFlow):
         if receiver is not None and receiver.path.endswith("normalize()") and path.endswith(".replace"):
             uses |= _PATH if args and ".." in (args[0].text or "").replace("\\", "") else NONE
         if args and (path.endswith((".replace", ".replaceAll")) or path == "re.sub"):
-            uses |= replaced(args[0], self.family)
+            uses |= uses_after_replacing(args[0], self.family)
         if not uses and ESCAPING.search(path):
             uses = ALL
         if uses:
@@ -226,7 +226,7 @@ class CallFlow(NarrowingFlow):
             template = receiver if at < 0 else (args[at] if at < len(args) else None)
             rest = args if at < 0 else args[at + 1 :]
             if template is not None and template.text is not None:
-                return formatted(template, rest, kwargs, strict=self.family != "go")
+                return format_text(template, rest, kwargs, strict=self.family != "go")
             if template is not None:
                 return replace(mix([template, *rest, *kwargs.values()]), skeleton=HOLE)
         if last == "join" and receiver is not None and isinstance(receiver.const, str) and args:
@@ -303,7 +303,7 @@ class CallFlow(NarrowingFlow):
             if target is not None:
                 known = self.lookup(target) or PLAIN
                 printed = "printf" in last and args[copies[1]].text is not None
-                whole = formatted(args[copies[1]], args[copies[1] + 1 :]) if printed else args[copies[1]]
+                whole = format_text(args[copies[1]], args[copies[1] + 1 :]) if printed else args[copies[1]]
                 if "cat" in last:
                     whole = text_of([known, whole])
                 level = max(known.level if "cat" in last else CONSTANT, mix(args[copies[1] :]).level)

@@ -10,7 +10,7 @@ from functools import reduce
 
 from keystroke.analysis.audit.flow.base import MAX_STEPS, SELF, VALIDATING, Env, ExhaustedError, FlowListener
 from keystroke.analysis.audit.flow.expressions import ExpressionFlow
-from keystroke.analysis.audit.flow.folding import AssignedNames, assigned, names, raises
+from keystroke.analysis.audit.flow.folding import AssignedNames, assigned_names, names, raises
 from keystroke.analysis.audit.flow.knowledge import Knowledge
 from keystroke.analysis.audit.flow.roles import (
     has_own_type,
@@ -309,9 +309,9 @@ class DataFlow(ExpressionFlow):
         self.run(stmt.init)
         changed = self.loop_assignments.get(id(stmt))
         if changed is None:
-            changed = self.loop_assignments[id(stmt)] = assigned(stmt.body, self.loop_memo()) | assigned(
-                stmt.step
-            )
+            changed = self.loop_assignments[id(stmt)] = assigned_names(
+                stmt.body, self.loop_memo()
+            ) | assigned_names(stmt.step)
         first = self.eval(stmt.test) if stmt.test is not None else PLAIN
         if stmt.test is not None and first.known and not first.const:
             return False

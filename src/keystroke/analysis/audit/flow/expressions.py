@@ -9,7 +9,7 @@ from typing import Any
 
 from keystroke.analysis.audit.flow.base import CAPS, MAX_STEPS, ExhaustedError
 from keystroke.analysis.audit.flow.calls import CallFlow
-from keystroke.analysis.audit.flow.folding import compare, fold, formatted, key_of
+from keystroke.analysis.audit.flow.folding import compare, fold, format_text, key_of
 from keystroke.analysis.audit.flow.roles import is_source_here
 from keystroke.analysis.audit.flow.values import (
     CONSTANT,
@@ -219,7 +219,7 @@ class ExpressionFlow(CallFlow):
             op == "%" and self.family == "python" and args[0].text is not None
         ):  # a format string in a variable
             several = isinstance(expr.args[1], ir.CollectionExpr) and expr.args[1].keys is None
-            return formatted(args[0], [value for _, value in args[1].items or ()] if several else [args[1]])
+            return format_text(args[0], [value for _, value in args[1].items or ()] if several else [args[1]])
         if op == "+" and not all(arg.numeric for arg in args):
             if any(arg.memory is not None for arg in args):
                 return self.offset_pointer(args)

@@ -41,12 +41,12 @@ _REFUSED = {
 }
 
 
-def refused(text: str) -> frozenset[str]:
+def uses_without(text: str) -> frozenset[str]:
     """The uses for which a value that does not contain `text` is safe."""
     return frozenset(use for part, uses in _REFUSED.items() if text == part for use in uses)
 
 
-def replaced(pattern: Value, family: str) -> frozenset[str]:
+def uses_after_replacing(pattern: Value, family: str) -> frozenset[str]:
     """The uses for which a text is safe after all matches of `pattern` are replaced."""
     text = pattern.text
     if text is None or pattern.level:
@@ -66,7 +66,7 @@ def replaced(pattern: Value, family: str) -> frozenset[str]:
         inside = body.replace("\\n", "\n").replace("\\r", "\r")
         literal = frozenset({"regex"}) if all(mark in inside for mark in "*+?([") else frozenset()
         return literal.union(use for part, uses in _REFUSED.items() if part in inside for use in uses)
-    return refused(body) if family != "javascript" else frozenset()
+    return uses_without(body) if family != "javascript" else frozenset()
 
 
 def raises(path: str) -> bool:
@@ -87,7 +87,7 @@ def key_of(expr: ir.Expr) -> str | None:
     return None
 
 
-def formatted(
+def format_text(
     template: Value, args: list[Value], named: dict[str, Value] | None = None, *, strict: bool = True
 ) -> Value:
     """The text made from a template and its arguments; `named` are keyword arguments.
@@ -165,11 +165,11 @@ def compare(op: str, a: Value, b: Value) -> Any:
     return UNKNOWN
 
 
-def assigned(stmts: list[ir.Stmt], known: AssignedNames | None = None) -> frozenset[str]:
+def assigned_names(stmts: list[ir.Stmt], known: AssignedNames | None = None) -> frozenset[str]:
     """The names that these statements assign; `known` holds those of statements seen before."""
     out: set[str] = set()
     for stmt in stmts:
-        _assigned(stmt, out, 0, known)
+        _collect_assigned(stmt, out, 0, known)
     return frozenset(out)
 
 
@@ -182,14 +182,14 @@ class AssignedNames:
 
     def of(self, stmt: ir.LazyStmt) -> frozenset[str]:
         if self.is_broken(stmt.node):
-            return assigned(stmt.statements(), self)
+            return assigned_names(stmt.statements(), self)
         key = (stmt.node.kind(), stmt.node.text())
         if key not in self.names:
-            self.names[key] = assigned(stmt.statements(), self)
+            self.names[key] = assigned_names(stmt.statements(), self)
         return self.names[key]
 
 
-def _assigned(node: Any, out: set[str], depth: int, known: AssignedNames | None) -> None:
+def _collect_assigned(node: Any, out: set[str], depth: int, known: AssignedNames | None) -> None:
     if depth > 60:
         return
     if isinstance(node, ir.AssignExpr):
@@ -199,7 +199,7 @@ def _assigned(node: Any, out: set[str], depth: int, known: AssignedNames | None)
     elif isinstance(node, ir.DeclareStmt):
         out.add(node.name)
     elif isinstance(node, ir.LazyStmt):
-        out |= known.of(node) if known is not None else assigned(node.statements())
+        out |= known.of(node) if known is not None else assigned_names(node.statements())
         return
     elif isinstance(node, ir.Function | ir.ConstExpr | ir.NameExpr):
         return
@@ -208,14 +208,14 @@ def _assigned(node: Any, out: set[str], depth: int, known: AssignedNames | None)
             continue
         child = getattr(node, name)
         if isinstance(child, ir.Expr | ir.Stmt):
-            _assigned(child, out, depth + 1, known)
+            _collect_assigned(child, out, depth + 1, known)
         elif isinstance(child, list):
             for item in child:
                 if isinstance(item, tuple):
                     for part in item[1]:
-                        _assigned(part, out, depth + 1, known)
+                        _collect_assigned(part, out, depth + 1, known)
                 elif isinstance(item, ir.Expr | ir.Stmt):
-                    _assigned(item, out, depth + 1, known)
+                    _collect_assigned(item, out, depth + 1, known)
 
 
 def names(expr: ir.Expr) -> frozenset[str]:

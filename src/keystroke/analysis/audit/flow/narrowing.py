@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keystroke.analysis.audit.flow.base import VALIDATING, Env, FlowBase
-from keystroke.analysis.audit.flow.folding import key_of, refused
+from keystroke.analysis.audit.flow.folding import key_of, uses_without
 from keystroke.analysis.audit.flow.values import ALL, CONSTANT, LOCAL, replace
 from keystroke.analysis.audit.source import ir
 
@@ -80,7 +80,7 @@ class NarrowingFlow(FlowBase):
             held = truth == (op == "in")
             if isinstance(left, ir.ConstExpr) and isinstance(left.value, str):
                 if not held:  # `".." in path` was false
-                    self.mark_clean(right, frozenset({"path", "header", "log"}) | refused(left.value))
+                    self.mark_clean(right, frozenset({"path", "header", "log"}) | uses_without(left.value))
             elif held:
                 group = self.eval_silently(right)
                 if group.level <= LOCAL:

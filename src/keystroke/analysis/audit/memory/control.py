@@ -111,7 +111,7 @@ class ControlMatcher(RuleMatcher):
                 continue  # C takes as many as are declared: C++ in a header
             if args != names and (_OVERLOADS.search(text) or (self.language == "cpp" and another)):
                 continue  # C++: another function of the same name
-            if not _guarded(call, body):
+            if not _is_guarded(call, body):
                 self.report("recursion", call)
             elif (
                 names
@@ -120,7 +120,7 @@ class ControlMatcher(RuleMatcher):
                     arg in (name, f"{name}--", f"{name}++") for arg, name in zip(args, names, strict=True)
                 )
                 and not any(param.type.endswith("*") or "*" in param.type for param in function.params)
-                and not any(_changed(body, name, call) for name in names)
+                and not any(_is_changed(body, name, call) for name in names)
             ):
                 self.report("recursion", call, "the function calls itself with the same arguments again")
 
@@ -192,7 +192,7 @@ class ControlMatcher(RuleMatcher):
             return False
         if re.search(r"(?<![=!<>])=(?!=)|(?:<<|>>)=", condition):
             return False
-        local = {param.name for param in function.params} | _declared(body)
+        local = {param.name for param in function.params} | _declared_names(body)
         if not names <= {name for name in local if name.islower() or not name.isupper()}:
             return False
         whole = body.text()
@@ -205,7 +205,7 @@ class ControlMatcher(RuleMatcher):
             return False
         if re.search(r"\basm\b|__asm|\b[A-Z_]{3,}\s*\(", inner.text()):
             return False
-        if not any(_assigned(changing, name) for name in names):
+        if not any(_is_assigned(changing, name) for name in names):
             return True
         return _wrong_way(loop, condition)
 
@@ -230,7 +230,7 @@ class ControlMatcher(RuleMatcher):
     # Threads and signals
 
     def check_shared_data(self, function: ir.Function, body: ir.Syntax) -> None:
-        local = {param.name for param in function.params} | _declared(body)
+        local = {param.name for param in function.params} | _declared_names(body)
         for kind, target in (("assignment_expression", "left"), ("update_expression", "argument")):
             for node in body.find_all(kind=kind):
                 held = node.field(target)
@@ -246,7 +246,7 @@ class ControlMatcher(RuleMatcher):
                 self.report("signal-unsafe", call)
 
 
-def _guarded(call: ir.Syntax, body: ir.Syntax) -> bool:
+def _is_guarded(call: ir.Syntax, body: ir.Syntax) -> bool:
     """Whether an enclosing branch, or an earlier one that leaves, can prevent a call."""
     at = call
     first = body.range().start.index
@@ -267,12 +267,12 @@ def _guarded(call: ir.Syntax, body: ir.Syntax) -> bool:
     return False
 
 
-def _changed(body: ir.Syntax, name: str, before: ir.Syntax) -> bool:
+def _is_changed(body: ir.Syntax, name: str, before: ir.Syntax) -> bool:
     start = body.range().start.index
-    return _assigned(body.text()[: before.range().start.index - start], name)
+    return _is_assigned(body.text()[: before.range().start.index - start], name)
 
 
-def _assigned(text: str, name: str) -> bool:
+def _is_assigned(text: str, name: str) -> bool:
     return (
         re.search(
             rf"(?<![\w.>])(?:\+\+|--)\s*{name}\b|\b{name}\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|&\s*{name}\b",
@@ -297,7 +297,7 @@ def _breaks(body: ir.Syntax) -> bool:
     return False
 
 
-def _declared(body: ir.Syntax) -> set[str]:
+def _declared_names(body: ir.Syntax) -> set[str]:
     out: set[str] = set()
     for declaration in body.find_all(kind="declaration"):
         for child in declaration.children():

@@ -107,7 +107,7 @@ class LifetimeMatcher(CopyMatcher):
         return Value(path=f"{event.path}()", memory=memory, level=LOCAL)
 
     def track_block(self, number: int, event: CallEvent) -> None:
-        if len(self.flow.functions) == 1 and not _tested(event.call.node):
+        if len(self.flow.functions) == 1 and not _is_condition_operand(event.call.node):
             self.sites[number] = event.call.node
             self.flow.env[f"#l{number}"] = Value(path=event.path)
 
@@ -342,7 +342,7 @@ class LifetimeMatcher(CopyMatcher):
         )
 
 
-def _tested(node: ir.Syntax) -> bool:
+def _is_condition_operand(node: ir.Syntax) -> bool:
     """Whether an allocation is an operand of `&&` or `||` and may not happen."""
     parent = node.parent()
     while parent is not None and parent.kind().endswith("expression"):

@@ -87,9 +87,9 @@ def _constant(value: Value, test: str) -> bool:
 
 
 @lru_cache(maxsize=512)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)
 
 
 def _search(pattern: str, text: str) -> bool:
-    return _compiled(pattern).search(text) is not None
+    return _compile(pattern).search(text) is not None

@@ -133,7 +133,7 @@ class _Reader:
         while self.at < len(self._text) and self._text[self.at] not in "|)":
             node = self._one(depth)
             if node is not None:
-                yield self._repeated(node)
+                yield self._with_quantifiers(node)
 
     def _one(self, depth: int) -> RegexNode | None:
         sign = self._next()
@@ -159,7 +159,7 @@ class _Reader:
             case _:
                 return RegexChars(_bit(ord(sign)))
 
-    def _repeated(self, node: RegexNode) -> RegexNode:
+    def _with_quantifiers(self, node: RegexNode) -> RegexNode:
         """`node` with its quantifiers."""
         while True:
             if self._take("*"):
@@ -233,9 +233,9 @@ class _Reader:
         if sign == "k" and (name := _NAME.match(self._text, self.at + 1)):
             self.at = name.end()
             return RegexBackreference()
-        return RegexChars(self._escaped())
+        return RegexChars(self._escape_set())
 
-    def _escaped(self) -> int:
+    def _escape_set(self) -> int:
         """The set that an escape stands for."""
         if property_ := _PROPERTY.match(self._text, self.at):
             self.at = property_.end()
@@ -282,7 +282,7 @@ class _Reader:
             return _bit(ord(sign))
         if self._take("b"):
             return _bit(8)
-        return self._escaped()
+        return self._escape_set()
 
     def _next(self) -> str:
         if self.at >= len(self._text):

@@ -216,7 +216,7 @@ class Triggers:
             or any(mark in text for mark in FORMAT_MARKS)
             or (any(word in text for word in SECRET_WORDS) and ASSIGNED.search(text) is not None)
             or (self.script and _PROPERTY.search(text) is not None)
-            or ((self.python or self.script) and (_compared(text) or _logged(text)))
+            or ((self.python or self.script) and (_compares_secret(text) or _logs_secret(text)))
         )
 
     def _foreign(self, text: str, words: frozenset[str], called: set[str]) -> bool:
@@ -269,7 +269,7 @@ def _aliases(text: str) -> Iterator[tuple[str, str, str]]:
             yield alias.group(), found[1], found[2]
 
 
-def _compared(text: str) -> bool:
+def _compares_secret(text: str) -> bool:
     """Whether something with a secret's name is compared."""
     for found in _EQUALS.finditer(text):
         start, end = found.span()
@@ -281,7 +281,7 @@ def _compared(text: str) -> bool:
     return False
 
 
-def _logged(text: str) -> bool:
+def _logs_secret(text: str) -> bool:
     return any(word in text for word in _WRITES) and _LOGGED.search(text) is not None
 
 

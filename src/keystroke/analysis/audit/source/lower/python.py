@@ -158,11 +158,13 @@ class PythonLowering(Lowering):
     s_ERROR = Lowering.lazy  # noqa: N815 - the grammar's name
 
     def s_import_statement(self, node: Syntax) -> list[Stmt]:
-        return [_imported(node, child, "") for child in named(node)]
+        return [_import_statement(node, child, "") for child in named(node)]
 
     def s_import_from_statement(self, node: Syntax) -> list[Stmt]:
         base = text(node.field("module_name"))
-        out: list[Stmt] = [_imported(node, child, f"{base}.") for child in node.field_children("name")]
+        out: list[Stmt] = [
+            _import_statement(node, child, f"{base}.") for child in node.field_children("name")
+        ]
         return out or [ir.ImportStmt(node, "*", base)]
 
     def s_if_statement(self, node: Syntax) -> list[Stmt]:
@@ -290,7 +292,7 @@ class PythonLowering(Lowering):
         return out
 
 
-def _imported(node: Syntax, name: Syntax, prefix: str) -> Stmt:
+def _import_statement(node: Syntax, name: Syntax, prefix: str) -> Stmt:
     if name.kind() == "aliased_import":
         return ir.ImportStmt(node, name.field("alias").text(), prefix + name.field("name").text())
     return ir.ImportStmt(node, name.text(), prefix + name.text())
