@@ -14,13 +14,15 @@ import torch
 import transformers
 from cuda_emulator import EmulatedLauncher
 from cuda_models import CPU, dense_tensors, tiny_engine, tiny_spec
+from test_cuda_kv8 import in_steps, steps_of
+from test_cuda_sparse import chooses_all_and_equals_dense
 from test_cuda_stored import MIXED, PROBE, engine_of, in_file, mixed
 
 from keystroke.engine.base import StepRequest
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.checkpoint.spec import Checkpoint, ExpertsSpec, ModelSpec, tensor_shapes
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.target import TARGETS
 from keystroke.engine.cuda.weights import load_weights, plan_of
@@ -244,3 +246,24 @@ def test_the_portable_graph_says_that_it_does_not_run_mixtures(tmp_path: Path) -
         pytest.raises(UnsupportedModel, match="mixture of experts, which only the compiled operators run"),
     ):
         convert_model(checkpoint, precision="int8", cache=tmp_path / "cache")
+
+
+def test_keys_and_values_of_a_mixture_may_have_8_bits() -> None:
+    # A prompt for which no two experts have nearly equal scores, of which rounding might choose the other.
+    spec, prompt = mixture(), [(7 * i * i + 3) % 203 for i in range(15)]
+    with tiny_engine(spec, kv_precision="int8") as engine:
+        alone, together = (last_logits(engine, prompt, rows) for rows in (1, 4))
+        tensors, kept = dense_tensors(engine._prefill._weights), in_steps(steps_of(engine))
+    truth = forward(spec, tensors.__getitem__, prompt, kv_transform=kept)[-1]
+    assert torch.equal(alone, together)
+    assert (alone - truth).norm() / truth.norm() < 0.03
+
+
+@pytest.mark.parametrize("kv_precision", ["bf16", "int8"])
+def test_a_mixture_that_attends_to_every_chunk_gives_the_logits_of_the_whole(
+    kv_precision: KvPrecision,
+) -> None:
+    spec = replace(mixture(), context_length=3200)
+    engine = tiny_engine(spec, kv_tokens=6400, sparse="always", kv_precision=kv_precision)
+    engine.sparse_from, engine.sparse_budget = 512, 64
+    chooses_all_and_equals_dense(engine)
