@@ -50,6 +50,21 @@ _ADDRESS = re.compile(
 )
 
 
+# An f-string: its text is put together, so no secret is written there.
+_FORMATTED = re.compile(r"(?i)r?fr?[\"'][^{]*\{")
+
+
+def _written(node: ir.Syntax) -> str:
+    """The text of a value, without the name it is assigned to."""
+    right = node.field("right")
+    return (right or node).text()
+
+
+def _is_word(const: object) -> bool:
+    """Whether a constant is one plain word, which a program compares with rather as a state than a secret."""
+    return isinstance(const, str) and const.isalpha() and (const.islower() or const.isupper())
+
+
 def _names_in_text(expr: ir.Expr, depth: int) -> list[str]:
     """The names whose text becomes part of the text of an expression."""
     parts: list[ir.Expr] = []
@@ -127,7 +142,7 @@ class _Secrets(RuleMatcher):
         self.check_timing(test, args)
         for side, other in ((0, 1), (1, 0)):
             name = ir.last_name(test.args[side])
-            if name and isinstance(test.args[other], ir.ConstExpr):
+            if name and isinstance(test.args[other], ir.ConstExpr) and not _is_word(args[other].const):
                 self.check_named_secret(name, args[other], test.node)
 
     def check_timing(self, test: ir.OpExpr, args: list[Value]) -> None:
@@ -182,7 +197,7 @@ class _Secrets(RuleMatcher):
         text = value.const
         if isinstance(text, bytes):
             text = text.decode("latin-1")
-        if isinstance(text, str) and is_secret(name, text):
+        if isinstance(text, str) and is_secret(name, text) and not _FORMATTED.match(_written(node)):
             self.report("named-secret", node)
 
     def scan_text(self, root: ir.Syntax, text: str) -> None:

@@ -30,6 +30,14 @@ _HTML = frozenset({"html"})
 _SETTER, _GETTER = re.compile(r"set[A-Z]\w*"), re.compile(r"get[A-Z]\w*")
 
 
+# Functions of the language and its libraries that return the text they are given, whole or in parts.
+_TEXT_FUNCTION = re.compile(
+    r"(?:next|iter|map|filter|zip|enumerate|max|min|vars|getattr|super|type|str\.\w+)$"
+    r"|(?:.*\.)?(?:format\w*|%|join|\w*substitute|r?partition|\w*gettext\w*|_)$"
+    r"|(?:re|regex|base64|binascii|codecs|urllib|html|json|textwrap|string|markdown2?|unicodedata|operator"
+    r"|functools|itertools|collections|typing|asyncio|io|six|ast|xml|zlib|gzip|pickle|yaml)\."
+)
+_ANSWERED = frozenset({"html", "header", "trust"})
 _CODECS = ("utf-8", "utf8", "UTF-8", "ascii", "latin-1", "latin1")  # how text is encoded is no part of it
 
 
@@ -213,7 +221,15 @@ class CallFlow(NarrowingFlow):
             and not mixed.level
         ):
             level = CONSTANT
-        return Value(level=level, path=out, clean=mixed.clean, origin=mixed.origin, roots=mixed.roots)
+        clean = mixed.clean
+        if (
+            self.family == "python"
+            and level == REMOTE
+            and (receiver is None or receiver.level < REMOTE)
+            and not _TEXT_FUNCTION.match(path)
+        ):
+            clean |= _ANSWERED  # what another function answers is not what the client wrote
+        return Value(level=level, path=out, clean=clean, origin=mixed.origin, roots=mixed.roots)
 
     def known_result(
         self, path: str, last: str, receiver: Value | None, args: list[Value], kwargs: dict[str, Value]
@@ -226,7 +242,8 @@ class CallFlow(NarrowingFlow):
             template = receiver if at < 0 else (args[at] if at < len(args) else None)
             rest = args if at < 0 else args[at + 1 :]
             if template is not None and template.text is not None:
-                return format_text(template, rest, kwargs, strict=self.family != "go")
+                style = {"format": "{", "%": "%"}.get(last, "%{") if self.family == "python" else "%{"
+                return format_text(template, rest, kwargs, strict=self.family != "go", style=style)
             if template is not None:
                 return replace(mix([template, *rest, *kwargs.values()]), skeleton=HOLE)
         if last == "join" and receiver is not None and isinstance(receiver.const, str) and args:

@@ -88,11 +88,17 @@ def key_of(expr: ir.Expr) -> str | None:
 
 
 def format_text(
-    template: Value, args: list[Value], named: dict[str, Value] | None = None, *, strict: bool = True
+    template: Value,
+    args: list[Value],
+    named: dict[str, Value] | None = None,
+    *,
+    strict: bool = True,
+    style: str = "%{",
 ) -> Value:
     """The text made from a template and its arguments; `named` are keyword arguments.
 
     `strict`: a directive for a number prints a number or fails (Go prints any other value as it is).
+    `style`: what a directive starts with; "%s" is plain text for `str.format`.
     """
     text = template.text or ""
     named = named or {}
@@ -100,7 +106,7 @@ def format_text(
     at = used = 0
     dollars = template.path.endswith("Template()")
     for found in (_DOLLAR if dollars else _DIRECTIVE).finditer(text):
-        if found[1] == "%":
+        if found[1] == "%" or not (dollars or found.group()[0] in style):
             continue
         parts.append(constant(text[at : found.start()]))
         at = found.end()

@@ -22,7 +22,7 @@ from keystroke.errors import ConfigError, NotFound
 LANGUAGES = ("python", "javascript", "typescript", "tsx", "c", "cpp", "go", "java")
 _TEST_WORDS = """
 any missing present const literal true false none falsy truthy numeric text single words runaway
-runaway-script foreign dynamic tainted remote built built-tainted built-remote built-dynamic
+runaway-script foreign lines dynamic tainted remote built built-tainted built-remote built-dynamic
 """
 _TESTS = frozenset(_TEST_WORDS.split())
 _KINDS = ("call", "bind", "literal", "imports", "pattern", "ast", "returns", "detector")

@@ -20,7 +20,15 @@ _SIMPLE: dict[str, Callable[[Value], bool]] = {
     "single": lambda value: value.items is None,  # no list or mapping
     "words": lambda value: _is_choice_of_words(value),
 }
+# Where remote text comes from that holds no line break (parts of the head of a request), or that no client
+# sends (what the user of this machine types, what another server answers).
+_ONE_LINE = re.compile(
+    r"os\.|sys\.|argparse|.*parse_args|input|click|getpass|(?:json\.loads\()*(?:requests\.|urllib|httpx)"
+    r"|self\.(?:path|headers|request\.(?:uri|headers))|.*request\.(?:headers|url|method|host|user_agent"
+    r"|referrer|base_url|url_root|authorization|rel_url|META)"
+)
 MAX_WORDS = 16
+MIN_ALPHABET = 8  # letters or digits; with fewer nobody makes a secret
 _LEVELS = {"dynamic": LOCAL, "tainted": PARAMETER, "remote": REMOTE}
 
 
@@ -42,6 +50,8 @@ def satisfies(value: Value | None, test: str, use: str) -> bool:
         return True
     if test == "foreign":  # numbers too: how many, how long
         return value.level >= REMOTE and not value.bounded and not value.is_safe_for(use)
+    if test == "lines":
+        return satisfies(value, "remote", use) and _ONE_LINE.match(value.origin) is None
     level = _LEVELS.get(test)
     if level is not None:
         return value.level >= level and not value.numeric and not value.is_safe_for(use)
@@ -52,9 +62,12 @@ def satisfies(value: Value | None, test: str, use: str) -> bool:
 
 
 def _is_choice_of_words(value: Value) -> bool:
-    """Whether a value is a short list of words that the program writes: no alphabet, too few for a secret."""
+    """Whether a value is a short list that the program writes, of words or few: no alphabet of a secret."""
     items = value.items or ()
-    return 0 < len(items) <= MAX_WORDS and all(item.known and len(str(item.const)) > 1 for _, item in items)
+    few = len(items) < MIN_ALPHABET
+    return 0 < len(items) <= MAX_WORDS and all(
+        item.known and (few or len(str(item.const)) > 1) for _, item in items
+    )
 
 
 def _constant(value: Value, test: str) -> bool:

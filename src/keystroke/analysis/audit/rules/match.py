@@ -87,10 +87,11 @@ def index_of(language: str) -> RuleIndex:
     return RuleIndex(load_rules(language))
 
 
-# What stands before the name of a table, a column or another object of a database.
+# What stands before the name of a table, a column or another object of a database, or a whole clause.
 _NAMED = re.compile(
     r"(?i)(?:\b(?:from|join|into|update|table|exists|index|view|database|schema|sequence|column|references|"
-    r"pragma|truncate|describe|explain|as|by|select|distinct|vacuum|analyze|on|trigger|only|limit|offset)\s+|"
+    r"pragma|truncate|describe|explain|as|by|select|distinct|vacuum|analyze|on|trigger|only|limit|offset|"
+    r"level|where|having)\s+|\b(?:from|join)\s*\(\s*|"
     r"pragma \w+\s*(?:=|\()\s*'?|\bcolumn\s+[\"`\[]?\0[\"`\]]?\s+|[\"`\[.])$"
 )
 _QUOTED_VALUE = re.compile(r"(?i)(?:[=<>,(]|\blike|\bin|\bvalues)\s*\"$")

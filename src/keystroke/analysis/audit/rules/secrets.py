@@ -21,7 +21,7 @@ _NAMED = re.compile(
 _STRONG = re.compile(r"(?i)pass|pwd|secret")
 _PLACEHOLDER = re.compile(
     r"(?i)\(\?|^[\W_]*$|^<.*>$|^\$?\{.*\}|^%[(\w]|x{4,}|\*{3,}|\.\.\.|your[_\- ]|change[_\- ]?me"
-    r"|placeholder|example|dummy|redacted|^none$|^null$|^utf-?(?:8|16|32)$|^ascii$|^latin-?1$"
+    r"|placeholder|example|dummy|(?<![a-z])demo(?![a-z])|redacted|^none$|^null$|^utf-?(?:8|16|32)$|^ascii$|^latin-?1$"
     r"|^(?:true|false|yes|no|bearer|basic|string|text|required|optional|hidden|plain|enabled|disabled|default)$"
     r"|^Eby8vdM02x|^env[.:]|process\.env|os\.environ|^todo"
 )
@@ -30,6 +30,7 @@ _NUMBERS = re.compile(r"[\d.]+(?:[-:,/][\d.]+)+|(?:0x)?0+")  # ranges, dates, nu
 _COUNTED = re.compile(r"(?i)abcdefgh|12345678|(\w)\1{7}")
 _KEY_BYTES = re.compile(r"(?:\\[nr]|[\s\"'+,`#*\\])*(?:[A-Z][\w-]*: [^\n]*\s+)*[A-Za-z0-9+/=]{16}")
 _MEDIA_TYPE = re.compile(r"(?:application|text|image|audio|video|multipart|message)/[\w.+*-]+(?:;|$)")
+_FILE = re.compile(r"(?i)^[a-z]:[\\/]|\.(?:json|pem|key|crt|cer|p12|pfx|jks|txt|ya?ml|toml|ini|env)$")
 _LABEL = re.compile(
     r"(?i)^[\w\-. /:]*(?:password|passwd|pwd|secret|token|api[_\- ]?key|credential"
     r"|passphrase|_key|auth)s?[\w\-.:/ ]*$"
@@ -142,6 +143,7 @@ def is_secret(name: str, value: str) -> bool:
     if (
         value.count(" ") > 1
         or value.startswith(("/", "http://", "https://", "--", "./"))
+        or _FILE.search(value)
         or "{" in value
         or "%s" in value
     ):

@@ -338,4 +338,4 @@ def _need(rule: Rule, condition: RuleCondition) -> _Need:
 def _remote(test: str) -> bool:
     if "||" in test:
         return all(_remote(part) for part in test.split("||"))
-    return any(part.strip() in ("remote", "built-remote", "foreign") for part in test.split("&&"))
+    return any(part.strip() in ("remote", "built-remote", "foreign", "lines") for part in test.split("&&"))
