@@ -46,6 +46,7 @@ _ERROR_TEXT = frozenset(
         "__repr__",
     }
 )
+_OF_INPUT = re.compile(r"(?:[\w.]*(?:SyntaxError|(?:Validation|Decode|Parse)Error)[,\s]*)+")
 _CLASSES = re.compile(r"[A-Za-z_][\w.]*")
 _NONNEGATIVE = frozenset({"rand()", "random()", "std.rand()", "strlen()", "wcslen()", "sizeof()", "abs()"})
 _PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
@@ -116,7 +117,8 @@ class ExpressionFlow(CallFlow):
             level = LOCAL
         elif base.level == LOCAL and CAPS.fullmatch(name):
             level = CONSTANT
-        return Value(level=level, path=path, origin=base.origin, roots=base.roots, clean=base.clean)
+        clean = base.clean | self.knowledge.sanitizers.uses(path) if self.family == "python" else base.clean
+        return Value(level=level, path=path, origin=base.origin, roots=base.roots, clean=clean)
 
     def element_of(self, whole: Value) -> Value:
         """The value of any one item of a collection."""
@@ -201,10 +203,12 @@ class ExpressionFlow(CallFlow):
         return value
 
     def is_own_error(self, caught: str) -> bool:
-        """Whether all exceptions that a clause names come from modules of the same package.
+        """Whether all exceptions that a clause names come from modules of the same package, or tell of input.
 
-        Their texts are the program's own.
+        Their texts are the program's own, or say what is wrong with what a client sent.
         """
+        if _OF_INPUT.fullmatch(caught.strip("() ")):
+            return True
         held = [self.lookup(name.partition(".")[0]) for name in _CLASSES.findall(caught)]
         return bool(held) and all(value is not None and value.path.startswith(".") for value in held)
 

@@ -19,6 +19,7 @@ CLIENT_EVENT = "clientEvent"  # the event of a cloud function, the arguments of 
 MESSAGE_EVENT = "messageEvent"  # a message from another window or a socket
 STANDARD = frozenset({"req", "res", "ctx"})
 _HANDLER_METHODS = re.compile(r"do_[A-Z]+$|handle|log_message|end_headers")
+_ROUTE = re.compile(r"\.(?:route|get|post|put|patch|delete)\(\s*[rf]?[\"']([^\"']*)[\"']")
 # What only the `request` of a test's fixture has.
 _FIXTURE = re.compile(r"\brequest\.(?:config\.|node\.|param\b|addfinalizer\b|getfixturevalue\b|fixturename)")
 VIEW = re.compile(r"def\s+\w+\(\s*(?:self\s*,\s*)?request\b|\bevent\s*(?::[^,()]*)?,\s*_?context\b")
@@ -103,7 +104,13 @@ def callback_roles(path: str, args: list[Value], function: ir.Function) -> tuple
 
 
 def is_source_here(path: str, function: ir.Function | None) -> bool:
-    """Whether a source applies in a function: some fields are sources only in methods of an HTTP handler."""
+    """Whether a source applies in a function: some fields are sources only in methods of an HTTP handler.
+
+    The path of a request is no source behind a route without a variable.
+    """
+    if path.endswith("request.path") and function is not None and function.decorators:
+        routes = [found[1] for item in function.decorators if (found := _ROUTE.search(item.node.text()))]
+        return not routes or any(mark in route for route in routes for mark in "<{(*")
     return path not in _ROLES.python.handler_fields or (
         function is not None and _HANDLER_METHODS.match(function.name) is not None
     )
