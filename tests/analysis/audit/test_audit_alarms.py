@@ -1358,6 +1358,170 @@ PAIRS = [
         "from flask import request\ndef make(kind):\n    return Factory.create(kind, **request.form)\n",
         "python-mass-assignment",
     ),
+    (
+        "python",
+        "a page that another function makes",
+        "from flask import request, Response\ndef page(pages):\n    return Response(pages.render(request.args['n']))\n",
+        "from flask import request, Response\ndef page():\n    return Response(str(request.args['n']).strip())\n",
+        "python-xss",
+    ),
+    (
+        "python",
+        "the styles that a caller names",
+        "import streamlit as st\ndef style(key):\n"
+        "    st.markdown(f'<style>.{key} p {{}}</style>', unsafe_allow_html=True)\n",
+        "import streamlit as st\ndef show():\n"
+        "    st.markdown('<b>' + st.text_input('n') + '</b>', unsafe_allow_html=True)\n",
+        "python-xss",
+    ),
+    (
+        "python",
+        "a header of the request in a header of the answer",
+        "from flask import request\ndef f(r):\n    r.headers.add('X-Id', request.headers['X-Id'])\n",
+        "from flask import request\ndef f(r):\n    r.headers.add('X-Id', request.args['id'])\n",
+        "python-header-injection",
+    ),
+    (
+        "python",
+        "the name in a token that was read by another function",
+        "from flask import request, session\ndef f():\n    session['name'] = name_of(request.args['token'])\n",
+        "from flask import request, session\ndef f():\n    session['name'] = request.args['name']\n",
+        "python-trust-boundary",
+    ),
+    (
+        "python",
+        "the path of a route without a variable",
+        "import logging\nfrom flask import request\n@app.route('/tags')\ndef tags():\n"
+        "    logging.info('at %s', request.path)\n",
+        "import logging\nfrom flask import request\n@app.route('/tags/<name>')\ndef tags(name):\n"
+        "    logging.info('at %s', request.path)\n",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "a path that is looked at before it is checked",
+        "from pathlib import Path\nfrom flask import request, abort\ndef f():\n    p = Path(request.args['p'])\n"
+        "    if not p.exists():\n        abort(404)\n    p.relative_to('/srv')\n    return p.read_text()\n",
+        "from pathlib import Path\nfrom flask import request, abort\ndef f():\n    p = Path(request.args['p'])\n"
+        "    return p.exists()\n",
+        "python-path-traversal",
+    ),
+    (
+        "python",
+        "the name of an upload, without its folders",
+        "import os\ndef f(request):\n    given = request.FILES['a']\n"
+        "    os.replace('/tmp/a', '/srv/' + given.name)\n",
+        "import os\ndef f(request):\n    os.replace('/tmp/a', '/srv/' + request.POST['name'])\n",
+        "python-path-traversal",
+    ),
+    (
+        "python",
+        "the last part of a path",
+        "from pathlib import Path\nfrom flask import request\ndef f():\n"
+        "    return open('/srv/' + Path(request.args['p']).name)\n",
+        "from pathlib import Path\nfrom flask import request\ndef f():\n"
+        "    return open('/srv/' + str(Path(request.args['p'])))\n",
+        "python-path-traversal",
+    ),
+    (
+        "python",
+        "a table named by a template beside marks of the driver",
+        "def f(cur, table, name):\n"
+        "    q = 'SELECT a FROM {} WHERE b IN %s AND c LIKE %s'.format(table)\n    cur.execute(q, (name, name))\n",
+        "def f(cur, name):\n    cur.execute('SELECT a FROM t WHERE b = %s' % name)\n",
+        "python-sql-injection",
+    ),
+    (
+        "python",
+        "a whole clause that a caller inside the program gives",
+        "def count(cur, where):\n    cur.execute(f'SELECT COUNT(1) FROM t WHERE {where}')\n",
+        "def count(cur, name):\n    cur.execute(f'SELECT COUNT(1) FROM t WHERE name = {name}')\n",
+        "python-sql-injection",
+    ),
+    (
+        "python",
+        "a statement with a value of the environment",
+        "import os\ndef f(cur):\n    cur.execute(f\"SET region = '{os.environ['REGION']}'\")\n",
+        "from flask import request\ndef f(cur):\n    cur.execute(f\"SET region = '{request.args['r']}'\")\n",
+        "python-sql-injection",
+    ),
+    (
+        "python",
+        "a message about what the client wrote",
+        "from flask import Response\ndef f(text):\n    try:\n        check(text)\n"
+        "    except SyntaxError as e:\n        return Response(str(e))\n",
+        "from flask import Response\ndef f(text):\n    try:\n        check(text)\n"
+        "    except Exception as e:\n        return Response(str(e))\n",
+        "python-error-exposed",
+    ),
+    (
+        "python",
+        "a port that is only tried",
+        "import socket\ndef free(port):\n    with socket.socket() as s:\n        try:\n"
+        "            s.bind(('', port))\n        except OSError:\n            return False\n    return True\n",
+        "import socket\ndef serve(port):\n    with socket.socket() as s:\n        s.bind(('', port))\n"
+        "        s.listen()\n",
+        "python-bind-all",
+    ),
+    (
+        "python",
+        "a program that starts the one it is given",
+        "import runpy, sys\ndef main():\n    runpy.run_module(sys.argv[1], run_name='__main__')\n",
+        "import runpy\nfrom flask import request\ndef main():\n    runpy.run_module(request.args['m'])\n",
+        "python-code-injection",
+    ),
+    (
+        "python",
+        "the name of a release",
+        "import os\nversion = get_version('a/__init__.py')\nos.system(f'git tag {version}')\n",
+        "import os\nversion = read('a/__init__.py')\nos.system(f'git tag {version}')\n",
+        "python-command-injection",
+    ),
+    (
+        "python",
+        "one of a few numbers",
+        "import random\ndef make_token():\n    return scale() * random.choice([1, 2, 4])\n",
+        "import random\ndef make_token():\n    return random.choice('0123456789abcdef')\n",
+        "python-weak-random",
+    ),
+    (
+        "python",
+        "a text of letters drawn at random",
+        "import random, string\ndef random_string(n):\n"
+        "    return ''.join(random.choice(string.ascii_letters) for _ in range(n))\n",
+        "import random, string\ndef random_password(n):\n"
+        "    return ''.join(random.choice(string.ascii_letters) for _ in range(n))\n",
+        "python-weak-random",
+    ),
+    (
+        "python",
+        "a digest of words in a signature for similar texts",
+        "import hashlib\ndef signature(words):\n    return [hashlib.sha1(w).digest() for w in words]\n",
+        "import hashlib\ndef stored(password):\n    return hashlib.sha1(password).digest()\n",
+        "python-weak-hash",
+    ),
+    (
+        "python",
+        "a service that asks for the digests of leaked passwords",
+        "import hashlib\ndef is_pwned(password):\n    return ask(hashlib.sha1(password).hexdigest()[:5])\n",
+        "import hashlib\ndef is_known(password):\n    return ask(hashlib.sha1(password).hexdigest())\n",
+        "python-weak-hash",
+    ),
+    (
+        "python",
+        "a name put together, a state, a file and a demonstration",
+        "KIND = 'dlt5Pt'\ndef f(password):\n    run(secret_key=f'H_error_{KIND}_4pt_Upright')\n"
+        "    api_token = 'C:\\\\keys\\\\a81.json'\n    signing_key = 'a-demo-key-32'\n    return password == 'failure'\n",
+        "def f(password):\n    return password == 'failure7'\n",
+        "python-hardcoded-secret",
+    ),
+    (
+        "python",
+        "a document whose head the program writes",
+        "import xml.etree.ElementTree as ET\ndef f(name):\n    return ET.fromstring(f'<a><b>{name}</b></a>')\n",
+        "import xml.etree.ElementTree as ET\ndef f(text):\n    return ET.fromstring(text)\n",
+        "python-xxe",
+    ),
 ]
 
 

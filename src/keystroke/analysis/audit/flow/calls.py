@@ -33,7 +33,7 @@ _SETTER, _GETTER = re.compile(r"set[A-Z]\w*"), re.compile(r"get[A-Z]\w*")
 # Functions of the language and its libraries that return the text they are given, whole or in parts.
 _TEXT_FUNCTION = re.compile(
     r"(?:next|iter|map|filter|zip|enumerate|max|min|vars|getattr|super|type|str\.\w+)$"
-    r"|(?:.*\.)?(?:format\w*|%|join|\w*substitute|r?partition|\w*gettext\w*|_)$"
+    r"|(?:.*\.)?(?:format\w*|%|join|get|pop|setdefault|\w*substitute|r?partition|\w*gettext\w*|_)$"
     r"|(?:re|regex|base64|binascii|codecs|urllib|html|json|textwrap|string|markdown2?|unicodedata|operator"
     r"|functools|itertools|collections|typing|asyncio|io|six|ast|xml|zlib|gzip|pickle|yaml)\."
 )

@@ -223,7 +223,9 @@ class ExpressionFlow(CallFlow):
             op == "%" and self.family == "python" and args[0].text is not None
         ):  # a format string in a variable
             several = isinstance(expr.args[1], ir.CollectionExpr) and expr.args[1].keys is None
-            return format_text(args[0], [value for _, value in args[1].items or ()] if several else [args[1]], style="%")
+            return format_text(
+                args[0], [value for _, value in args[1].items or ()] if several else [args[1]], style="%"
+            )
         if op == "+" and not all(arg.numeric for arg in args):
             if any(arg.memory is not None for arg in args):
                 return self.offset_pointer(args)

@@ -91,7 +91,7 @@ def index_of(language: str) -> RuleIndex:
 _NAMED = re.compile(
     r"(?i)(?:\b(?:from|join|into|update|table|exists|index|view|database|schema|sequence|column|references|"
     r"pragma|truncate|describe|explain|as|by|select|distinct|vacuum|analyze|on|trigger|only|limit|offset|"
-    r"level|where|having)\s+|\b(?:from|join)\s*\(\s*|"
+    r"level|where|having)\s+|\b(?:from|join)\s*\(\s*|\b(?:from|join)\s+[\w.\0]+:|"
     r"pragma \w+\s*(?:=|\()\s*'?|\bcolumn\s+[\"`\[]?\0[\"`\]]?\s+|[\"`\[.])$"
 )
 _QUOTED_VALUE = re.compile(r"(?i)(?:[=<>,(]|\blike|\bin|\bvalues)\s*\"$")
