@@ -1517,6 +1517,20 @@ PAIRS = [
     ),
     (
         "python",
+        "letters that each stand once",
+        "import re\nP = re.compile(r'^(?:[A-Z]{1}\\.{1}|[A-Z]{1}\\.{1}[A-Z]{1})+$')\n",
+        "import re\nP = re.compile(r'^(?:[A-Z]+)+$')\n",
+        "python-regex-from-user",
+    ),
+    (
+        "python",
+        "a redirect to an address that another function makes",
+        "from flask import request, redirect\ndef f():\n    return redirect(address_of(request.args['shop']))\n",
+        "from flask import request, redirect\ndef f():\n    return redirect(str(request.args['next']))\n",
+        "python-open-redirect",
+    ),
+    (
+        "python",
         "a document whose head the program writes",
         "import xml.etree.ElementTree as ET\ndef f(name):\n    return ET.fromstring(f'<a><b>{name}</b></a>')\n",
         "import xml.etree.ElementTree as ET\ndef f(text):\n    return ET.fromstring(text)\n",

@@ -37,7 +37,7 @@ _TEXT_FUNCTION = re.compile(
     r"|(?:re|regex|base64|binascii|codecs|urllib|html|json|textwrap|string|markdown2?|unicodedata|operator"
     r"|functools|itertools|collections|typing|asyncio|io|six|ast|xml|zlib|gzip|pickle|yaml)\."
 )
-_ANSWERED = frozenset({"html", "header", "trust"})
+_ANSWERED = frozenset({"html", "header", "trust", "redirect"})
 _CODECS = ("utf-8", "utf8", "UTF-8", "ascii", "latin-1", "latin1")  # how text is encoded is no part of it
 
 

@@ -176,7 +176,8 @@ class _Reader:
                     raise ValueError("a repetition from more to less")
             else:
                 return node
-            node = RegexRepeat(low, high, (node,))
+            if (low, high) != (1, 1):  # once is the node itself
+                node = RegexRepeat(low, high, (node,))
             if self._take("+"):
                 node = RegexAtomic((node,))
             else:
