@@ -142,7 +142,8 @@ class _Secrets(RuleMatcher):
         self.check_timing(test, args)
         for side, other in ((0, 1), (1, 0)):
             name = ir.last_name(test.args[side])
-            if name and isinstance(test.args[other], ir.ConstExpr) and not _is_word(args[other].const):
+            state = self.language == "python" and _is_word(args[other].const)
+            if name and isinstance(test.args[other], ir.ConstExpr) and not state:
                 self.check_named_secret(name, args[other], test.node)
 
     def check_timing(self, test: ir.OpExpr, args: list[Value]) -> None:
