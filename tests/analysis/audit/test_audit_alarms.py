@@ -1361,8 +1361,10 @@ PAIRS = [
     (
         "python",
         "a page that another function makes",
-        "from flask import request, Response\ndef page(pages):\n    return Response(pages.render(request.args['n']))\n",
-        "from flask import request, Response\ndef page():\n    return Response(str(request.args['n']).strip())\n",
+        "from flask import request, Response\ndef page(pages):\n"
+        "    return Response(pages.render(request.args['n']))\n",
+        "from flask import request, Response\ndef page():\n"
+        "    return Response(str(request.args['n']).strip())\n",
         "python-xss",
     ),
     (
@@ -1384,7 +1386,8 @@ PAIRS = [
     (
         "python",
         "the name in a token that was read by another function",
-        "from flask import request, session\ndef f():\n    session['name'] = name_of(request.args['token'])\n",
+        "from flask import request, session\ndef f():\n"
+        "    session['name'] = name_of(request.args['token'])\n",
         "from flask import request, session\ndef f():\n    session['name'] = request.args['name']\n",
         "python-trust-boundary",
     ),
@@ -1400,9 +1403,11 @@ PAIRS = [
     (
         "python",
         "a path that is looked at before it is checked",
-        "from pathlib import Path\nfrom flask import request, abort\ndef f():\n    p = Path(request.args['p'])\n"
+        "from pathlib import Path\nfrom flask import request, abort\ndef f():\n"
+        "    p = Path(request.args['p'])\n"
         "    if not p.exists():\n        abort(404)\n    p.relative_to('/srv')\n    return p.read_text()\n",
-        "from pathlib import Path\nfrom flask import request, abort\ndef f():\n    p = Path(request.args['p'])\n"
+        "from pathlib import Path\nfrom flask import request, abort\ndef f():\n"
+        "    p = Path(request.args['p'])\n"
         "    return p.exists()\n",
         "python-path-traversal",
     ),
@@ -1517,6 +1522,13 @@ PAIRS = [
     ),
     (
         "python",
+        "two secrets of the program",
+        "import os\ndef f(kept):\n    return os.environ['API_KEY'] != CONFIG.api_key\n",
+        "import os\ndef f(api_key):\n    return os.environ['API_KEY'] == api_key\n",
+        "python-timing-compare",
+    ),
+    (
+        "python",
         "letters that each stand once",
         "import re\nP = re.compile(r'^(?:[A-Z]{1}\\.{1}|[A-Z]{1}\\.{1}[A-Z]{1})+$')\n",
         "import re\nP = re.compile(r'^(?:[A-Z]+)+$')\n",
@@ -1525,14 +1537,16 @@ PAIRS = [
     (
         "python",
         "a redirect to an address that another function makes",
-        "from flask import request, redirect\ndef f():\n    return redirect(address_of(request.args['shop']))\n",
+        "from flask import request, redirect\ndef f():\n"
+        "    return redirect(address_of(request.args['shop']))\n",
         "from flask import request, redirect\ndef f():\n    return redirect(str(request.args['next']))\n",
         "python-open-redirect",
     ),
     (
         "python",
         "a document whose head the program writes",
-        "import xml.etree.ElementTree as ET\ndef f(name):\n    return ET.fromstring(f'<a><b>{name}</b></a>')\n",
+        "import xml.etree.ElementTree as ET\ndef f(name):\n"
+        "    return ET.fromstring(f'<a><b>{name}</b></a>')\n",
         "import xml.etree.ElementTree as ET\ndef f(text):\n    return ET.fromstring(text)\n",
         "python-xxe",
     ),
