@@ -1432,7 +1432,8 @@ PAIRS = [
         "python",
         "a table named by a template beside marks of the driver",
         "def f(cur, table, name):\n"
-        "    q = 'SELECT a FROM {} WHERE b IN %s AND c LIKE %s'.format(table)\n    cur.execute(q, (name, name))\n",
+        "    q = 'SELECT a FROM {} WHERE b IN %s AND c LIKE %s'.format(table)\n"
+        "    cur.execute(q, (name, name))\n",
         "def f(cur, name):\n    cur.execute('SELECT a FROM t WHERE b = %s' % name)\n",
         "python-sql-injection",
     ),
@@ -1461,9 +1462,10 @@ PAIRS = [
     ),
     (
         "python",
-        "a port that is only tried",
+        "a port that a with statement only tries",
         "import socket\ndef free(port):\n    with socket.socket() as s:\n        try:\n"
-        "            s.bind(('', port))\n        except OSError:\n            return False\n    return True\n",
+        "            s.bind(('', port))\n        except OSError:\n"
+        "            return False\n    return True\n",
         "import socket\ndef serve(port):\n    with socket.socket() as s:\n        s.bind(('', port))\n"
         "        s.listen()\n",
         "python-bind-all",
@@ -1516,7 +1518,8 @@ PAIRS = [
         "python",
         "a name put together, a state, a file and a demonstration",
         "KIND = 'dlt5Pt'\ndef f(password):\n    run(secret_key=f'H_error_{KIND}_4pt_Upright')\n"
-        "    api_token = 'C:\\\\keys\\\\a81.json'\n    signing_key = 'a-demo-key-32'\n    return password == 'failure'\n",
+        "    api_token = 'C:\\\\keys\\\\a81.json'\n    signing_key = 'a-demo-key-32'\n"
+        "    return password == 'failure'\n",
         "def f(password):\n    return password == 'failure7'\n",
         "python-hardcoded-secret",
     ),

@@ -57,7 +57,7 @@ _FORMATTED = re.compile(r"(?i)r?fr?[\"'][^{]*\{")
 def _written(node: ir.Syntax) -> str:
     """The text of a value, without the name it is assigned to."""
     right = node.field("right")
-    return (right or node).text()
+    return str((right or node).text())
 
 
 def _is_word(const: object) -> bool:
