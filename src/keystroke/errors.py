@@ -119,6 +119,7 @@ class EngineError(KeystrokeError):
 class Interrupted(EngineError):
     code = "interrupted"
     status = 499
+    exit_code = 130  # as Ctrl-C
 
 
 class SessionClosed(EngineError):

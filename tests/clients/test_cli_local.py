@@ -13,7 +13,7 @@ import pytest
 from cli_home import Home, home  # noqa: F401
 from tiny_model import write_tiny_model
 
-from keystroke.clients.cli.bench import run_recorded
+from keystroke.clients.cli.bench import benchmarks, run_recorded
 from keystroke.engine.unsupported_gpu import unsupported_gpu
 
 
@@ -117,6 +117,11 @@ def test_a_benchmark_for_an_issue_prints_what_it_recorded_and_changes_no_result(
     assert {"machine", "version", "command"} <= set(result)  # type: ignore[call-overload]
     assert not (root / "bench/results/of a test.json").exists()
     assert run_recorded([sys.executable, "-c", "raise SystemExit(3)"], root) == (3, [])
+
+
+def test_only_programs_are_listed_as_benchmarks() -> None:
+    assert {"gateway", "steps"} <= set(benchmarks())
+    assert not {"review_cases", "plot", "project_tests"} & set(benchmarks())
 
 
 def test_without_a_gpu_the_cuda_engine_says_what_is_missing(tiny_home: Home) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -55,3 +57,11 @@ async def test_any_bytes_end_or_are_skipped() -> None:
     for _ in range(300):
         data = b"".join(choose.choices(parts, k=choose.randrange(12)))
         await asyncio.wait_for(bodies(data, 64), 10)
+
+
+def test_input_from_the_null_device_ends_the_server() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "keystroke", "lsp"], stdin=subprocess.DEVNULL, capture_output=True, timeout=120
+    )
+    assert ended.returncode == 1  # as after any end of input without `shutdown`
+    assert b"Traceback" not in ended.stderr

@@ -70,6 +70,11 @@ def test_a_backup_goes_to_postgres_and_comes_back(store: Store, tmp_path: Path) 
         assert content(third) == content(store)
 
 
+def test_a_backup_that_is_missing_is_called_missing(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        read_backup(store, tmp_path / "none.gz")
+
+
 def test_rows_that_are_there_stay_as_they_are(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "backup.gz"
     write_backup(store, file)

@@ -98,6 +98,29 @@ def test_an_answer_shows_up_in_usage_and_stopping_ends_streams_with_a_terminal_e
     assert "first token" in keystroke("usage").out
 
 
+def test_a_second_interrupt_ends_running_answers_at_once(
+    keystroke: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEYSTROKE_SERVER_DRAIN_S", "3600")
+    with served() as (url, process):
+        assert process.stderr is not None
+        kinds: list[str] = []
+        said = ""
+        body = {"input": "word " * 2000, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/responses", json=body, timeout=60) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("event: "):
+                    kinds.append(line.removeprefix("event: "))
+                    if not said and kinds[-1] == "response.output_text.delta":
+                        process.send_signal(signal.SIGINT)
+                        said = process.stderr.readline()
+                        process.send_signal(signal.SIGINT)
+        assert "finishing 1 answer, 3600 s at most; Ctrl-C again" in said
+        assert kinds[-1] == "response.failed"
+        assert process.wait(60) == 130
+        assert process.stderr.read() == ""
+
+
 def test_keys_are_made_listed_and_revoked_and_a_running_server_notices(keystroke: Command) -> None:
     refused = keystroke("serve", "--echo", "--host", "0.0.0.0", "--port", "0", code=2).err
     assert "keystroke keys create" in refused

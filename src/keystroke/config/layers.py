@@ -47,6 +47,7 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 NAMING = ("model.default", "model.deep", "model.chat")  # settings that name a model
 
 
+_COMMAND_LINE = "the command line: "
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
 
@@ -152,9 +153,9 @@ def load_settings(
         values[key], origins[key] = value, Origin(SettingSource.ENVIRONMENT, variable)
     for key, raw in (flags or {}).items():
         if key in RETIRED:
-            _warn_retired(key, "flag: ")
+            _warn_retired(key, _COMMAND_LINE)
         elif raw is not None:
-            values[key] = _value(find_setting(key, where="flag: "), raw, "flag: ", cwd, parse=True)
+            values[key] = _value(find_setting(key, where=_COMMAND_LINE), raw, _COMMAND_LINE, cwd, parse=True)
             origins[key] = Origin(SettingSource.FLAG)
 
     settings = _build(values, origins)

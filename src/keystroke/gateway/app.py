@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import cast
 
 import uvicorn
@@ -103,6 +104,7 @@ class Gateway:
         self.outcome_store = self._open_outcomes() if self.settings.learn.enabled else None
         self.request_context: Callable[[Scope], AbstractContextManager[None]] = lambda _scope: nullcontext()
         self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
+        self.hurried = False  # answers are not waited for any longer
         self._connections: dict[Socket, Caller] = {}
         self._readers: dict[Socket, SocketConnection] = {}
         self._http = Starlette(
@@ -232,10 +234,11 @@ class Gateway:
             await asyncio.sleep(0.05)
 
     async def drain(self) -> None:
-        """Refuse new work, let running answers end, then cancel the rest; each gets its final event."""
+        """Refuse new work, let running answers end, then cancel the rest; each gets its final event. Once
+        `hurried` is set, answers are cancelled at once."""
         self.service.draining = True
         await self.tasks.stop()
-        await self._wait_until_quiet(self.settings.server.drain_s)
+        await self._wait_until_quiet(self.settings.server.drain_s, lambda: self.hurried)
         for work in tuple(self.service.active_work):
             work.cancel(Unavailable(SHUTTING_DOWN))
         await self._wait_until_quiet(2.0)
@@ -256,9 +259,9 @@ class Gateway:
         for connection in tuple(self._connections):
             await connection.close("the server restarts; reconnect", 1012)
 
-    async def _wait_until_quiet(self, seconds: float) -> None:
+    async def _wait_until_quiet(self, seconds: float, ends: Callable[[], bool] = lambda: False) -> None:
         for _ in range(round(seconds / 0.02)):
-            if not self.service.active_work:
+            if not self.service.active_work or ends():
                 return
             await asyncio.sleep(0.02)
 
@@ -353,12 +356,18 @@ def uvicorn_config(gateway: Gateway) -> uvicorn.Config:
     )
 
 
-def run_server(gateway: Gateway, *, on_ready: Callable[[int], None] | None = None) -> None:
-    """Serve until interrupted. `on_ready` is called with the port once the server listens."""
+def run_server(
+    gateway: Gateway,
+    *,
+    on_ready: Callable[[int], None] | None = None,
+    on_drain: Callable[[int], None] | None = None,
+) -> None:
+    """Serve until interrupted. `on_ready` is called with the port once the server listens, `on_drain` with
+    the number of running answers that it lets end."""
     tune_interpreter()
     listening = listen_all(gateway.settings.server)
     server = GatewayServer(uvicorn_config(gateway))
-    server.gateway, server.on_ready = gateway, on_ready
+    server.gateway, server.on_ready, server.on_drain = gateway, on_ready, on_drain
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=listening))
 
@@ -428,7 +437,15 @@ class GatewayServer(uvicorn.Server):
 
     gateway: Gateway
     on_ready: Callable[[int], None] | None = None
+    on_drain: Callable[[int], None] | None = None
     replaced: bool = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal lets running answers end, the second cancels them, the third ends at once."""
+        if self.should_exit and not self.gateway.hurried:
+            self.gateway.hurried = True
+        else:
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.replaced:
@@ -441,6 +458,8 @@ class GatewayServer(uvicorn.Server):
                 if isinstance(connection, AbortableHttp):
                     connection.shutdown()  # after the running answer, at once without one
             await self.gateway.hand_over()
+        if self.on_drain is not None and self.gateway.service.active_work:
+            self.on_drain(len(self.gateway.service.active_work))
         await self.gateway.drain()
         await super().shutdown(sockets)
 

@@ -70,6 +70,12 @@ class Receipt(Struct, frozen=True):
     currency: str = "USD"
     priority: str = ""  # receipts stored before it had this name have none
 
+    @property
+    def prompt_ms(self) -> float:
+        """From the start to the first token: the step that gives it computes the last rows of the prompt, or
+        all of a short one, which `prefill_ms` does not hold."""
+        return max(self.prefill_ms, round(self.first_token_ms - self.queue_ms, 3))
+
 
 class Routing(Struct, frozen=True):
     """Which model answered and why."""

@@ -24,6 +24,7 @@ from keystroke.clients.cli.options import Invocation, argument, invocation_of
 from keystroke.errors import NotFound, UnsupportedModel
 
 QUICK = "quick"
+_PROGRAM = 'if __name__ == "__main__":'
 CUDA = "cuda"
 
 
@@ -77,11 +78,11 @@ def run_recorded(command: list[str], folder: Path) -> tuple[int, list[object]]:
 
 
 def benchmarks() -> dict[str, Path]:
-    """The files of `bench/` in the checkout by name; none in an installation."""
+    """The programs of `bench/` in the checkout by name; none in an installation."""
     if (root := checkout()) is None:
         return {}
     files = sorted((root / "bench").glob("*.py"))
-    return {file.stem: file for file in files if not file.name.startswith("_")}
+    return {file.stem: file for file in files if _PROGRAM in file.read_text(encoding="utf-8")}
 
 
 def _about(file: Path) -> str:

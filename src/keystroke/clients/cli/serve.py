@@ -137,8 +137,14 @@ def serve(
             f"serving {', '.join(names)} at {address} (OpenAI base URL: {address}/v1{also}); Ctrl-C stops",
         )
 
+    def draining(answers: int) -> None:
+        run.console.note(
+            f"finishing {answers} answer{'s' if answers > 1 else ''}, {server.drain_s:g} s at most; "
+            "Ctrl-C again stops at once"
+        )
+
     try:
-        run_server(gateway, on_ready=ready)
+        run_server(gateway, on_ready=ready, on_drain=draining)
     finally:
         if announcement is not None:
             withdraw(announcement)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import re
+import stat
 import sys
 from collections.abc import Awaitable
 from typing import BinaryIO, Protocol
@@ -65,8 +66,11 @@ async def _stdin(source: BinaryIO, target: BinaryIO) -> Reader:
     """Standard input, without a thread where the system allows it."""
     loop = asyncio.get_running_loop()
     try:
-        # If both are one socket or terminal, non-blocking reads would make writes non-blocking too.
-        if os.fstat(source.fileno())[1:3] != os.fstat(target.fileno())[1:3]:
+        # If both are one socket or terminal, non-blocking reads would make writes non-blocking too. Devices
+        # such as /dev/null cannot be watched.
+        about = os.fstat(source.fileno())
+        watchable = not stat.S_ISCHR(about.st_mode) or source.isatty()
+        if watchable and about[1:3] != os.fstat(target.fileno())[1:3]:
             reader = asyncio.StreamReader(limit=1 << 20)
             await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
             return reader

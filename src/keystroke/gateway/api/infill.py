@@ -53,8 +53,8 @@ def infill_body(run: TextRun) -> Infill:
         truncated=False,
         timings=Timings(
             prompt_n=receipt.computed_tokens,
-            prompt_ms=receipt.prefill_ms,
-            prompt_per_second=_rate(receipt.computed_tokens, receipt.prefill_ms),
+            prompt_ms=receipt.prompt_ms,
+            prompt_per_second=_rate(receipt.computed_tokens, receipt.prompt_ms),
             predicted_n=receipt.output_tokens,
             predicted_ms=receipt.decode_ms,
             predicted_per_second=_rate(receipt.output_tokens, receipt.decode_ms),

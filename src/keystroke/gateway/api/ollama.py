@@ -275,7 +275,7 @@ class OllamaSerializer(TextSerializer):
         line.load_duration = 0
         line.prompt_eval_count = receipt.input_tokens
         line.prompt_cached_count = receipt.reused_tokens
-        line.prompt_eval_duration = round(receipt.prefill_ms * _NS)
+        line.prompt_eval_duration = round(receipt.prompt_ms * _NS)
         line.eval_count = receipt.output_tokens
         line.eval_duration = round(receipt.decode_ms * _NS)
 

@@ -107,6 +107,8 @@ def _lines(file: Path) -> Iterator[bytes]:
         with gzip.open(file, "rb") as lines:
             while line := lines.readline(_LONGEST_LINE):
                 yield line
+    except FileNotFoundError:
+        raise InputError(f"{file} does not exist; name a file that `keystroke store backup` wrote") from None
     except (OSError, EOFError) as error:
         raise InputError(f"{file} is not a complete backup: {error}") from None
 
