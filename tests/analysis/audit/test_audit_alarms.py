@@ -429,7 +429,7 @@ PAIRS = [
         "a buffer that is filled at once",
         "function join(a, b) {\n  const all = Buffer.allocUnsafe(a.length + b.length);\n  a.copy(all, 0);\n"
         "  b.copy(all, a.length);\n  return all;\n}\n",
-        "function make(size) {\n  return Buffer.allocUnsafe(size);\n}\n",
+        "function send(size, res) {\n  const all = Buffer.allocUnsafe(size);\n  res.end(all);\n}\n",
         "javascript-unsafe-buffer",
     ),
     (
@@ -518,7 +518,8 @@ PAIRS = [
         "a key of one character",
         "function f(table, font) {\n  const one = String.fromCharCode(font.first);\n"
         "  table[one][String.fromCharCode(font.second)] = 1;\n}\n",
-        "function f(table, font) {\n  table[font.first][font.second] = 1;\n}\n",
+        "function f(table, font) {\n  const [first, second] = font.name.split('.');\n"
+        "  table[first][second] = 1;\n}\n",
         "javascript-prototype-pollution",
     ),
     (
@@ -804,7 +805,8 @@ PAIRS = [
         "keys that the object has already",
         "function f(all: any, name: string) {\n  let o = all;\n  o = o[name];\n"
         "  for (const key in o) {\n    o[key] = parseInt(o[key], 10);\n  }\n}\n",
-        "function f(all: any, name: string, more: any) {\n  let o = all;\n  o = o[name];\n"
+        "function f(all: any, name: string, more: any) {\n  let o = all;\n"
+        "  for (const step of name.split('.')) o = o[step];\n"
         "  for (const key in more) {\n    o[key] = parseInt(more[key], 10);\n  }\n}\n",
         "javascript-prototype-pollution",
     ),
@@ -991,7 +993,7 @@ PAIRS = [
         "the styles of a component",
         "function C() {\n  const css = this.build();\n"
         "  return <style dangerouslySetInnerHTML={{ __html: css }} />;\n}\n",
-        "function C(props) {\n  return <style dangerouslySetInnerHTML={{ __html: props.css }} />;\n}\n",
+        "function C(props) {\n  return <p dangerouslySetInnerHTML={{ __html: props.css }} />;\n}\n",
         "javascript-react-raw-html",
     ),
     (
@@ -1212,8 +1214,8 @@ PAIRS = [
         "tables by the UUIDs of devices",
         "class Store {\n  add(deviceUuid, serviceUuid, list) {\n    for (let i = 0; i < list.length; i++) {\n"
         "      this.table[deviceUuid][serviceUuid][list[i].uuid] = list[i];\n    }\n  }\n}\n",
-        "class Store {\n  add(device, service, list) {\n    for (let i = 0; i < list.length; i++) {\n"
-        "      this.table[device][service][list[i].title] = list[i];\n    }\n  }\n}\n",
+        "class Store {\n  add(names, list) {\n    const [device, service] = names.split('/');\n"
+        "    this.table[device][service] = list;\n  }\n}\n",
         "javascript-prototype-pollution",
     ),
     (
@@ -1238,7 +1240,7 @@ PAIRS = [
         "function f(a, at, b) {\n  if (isNumber(at.col)) {\n    const n = at.col;\n"
         "    rows(a, at).forEach(function (m, j) {\n      a[m][n] = b[j];\n    });\n  }\n}\n",
         "function f(a, at, b) {\n  if (isText(at.name)) {\n    const n = at.name;\n"
-        "    rows(a, at).forEach(function (m, j) {\n      a[m][n] = b[j];\n    });\n  }\n}\n",
+        "    n.split('/').forEach(function (m, j) {\n      a[m][n] = b[j];\n    });\n  }\n}\n",
         "javascript-prototype-pollution",
     ),
     (
@@ -1552,6 +1554,203 @@ PAIRS = [
         "    return ET.fromstring(f'<a><b>{name}</b></a>')\n",
         "import xml.etree.ElementTree as ET\ndef f(text):\n    return ET.fromstring(text)\n",
         "python-xxe",
+    ),
+    (
+        "javascript",
+        "keys that a caller inside the program gives",
+        "function f(counts, node) {\n  counts[node.file][node.ref] = 0;\n}\n",
+        "function f(counts, path) {\n  counts[path[0]][path[1]] = 0;\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "steps of a list that the program writes",
+        "function set(o, steps, value) {\n  for (const step of steps.slice(1)) {\n    o = o[step];\n  }\n"
+        "  o[steps[0]] = value;\n}\n",
+        "function set(o, path, value) {\n  const steps = path.split('.');\n"
+        "  for (const step of steps.slice(1)) {\n    o = o[step];\n  }\n  o[steps[0]] = value;\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "a new table of what the client sends",
+        "app.get('/a', (req, res) => {\n  const all = {};\n  all[req.query.name] = 1;\n});\n",
+        "app.get('/a', (req, res) => {\n  all[req.query.name] = req.query.value;\n});\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "a list whose items are escaped one by one",
+        "function f(el, all) {\n  el.innerHTML = all.map((x) => `<b>${escapeHtml(x.id)}</b>`).join('');\n}\n",
+        "function f(el, all) {\n  el.innerHTML = all.map((x) => `<b>${x.id}</b>`).join('');\n}\n",
+        "javascript-dom-xss",
+    ),
+    (
+        "javascript",
+        "texts of numbers and dates",
+        "function time(t) {\n  if (!t) return '';\n  return new Date(t).toLocaleTimeString();\n}\n"
+        "function f(el, x) {\n  el.innerHTML = `<b>${time(x.t)} ${x.n || 0} ${x.part.toFixed(1)}</b>`;\n}\n",
+        "function f(el, x) {\n  el.innerHTML = `<b>${x.t} ${x.n || 'none'}</b>`;\n}\n",
+        "javascript-dom-xss",
+    ),
+    (
+        "javascript",
+        "what the program calls markup",
+        "function f(el, html) {\n  el.innerHTML = html;\n}\n"
+        "function g(el) {\n  el.innerHTML = '<i>' + this.nameHtml + '</i>';\n}\n"
+        "async function h(el, text) {\n  const { svg } = await draw(text);\n  el.innerHTML = svg;\n}\n",
+        "function f(el) {\n  const html = location.hash;\n  el.innerHTML = html;\n}\n",
+        "javascript-dom-xss",
+    ),
+    (
+        "javascript",
+        "markup with a part that is not escaped",
+        "function f(el, x) {\n  const html = `<b>${escapeHtml(x.name)}</b>`;\n  el.innerHTML = html;\n}\n",
+        "function f(el, x) {\n  const html = `<b>${x.name}</b>`;\n  el.innerHTML = html;\n}\n",
+        "javascript-dom-xss",
+    ),
+    (
+        "javascript",
+        "marks of a template that is no HTML",
+        "function role(name) {\n  return new Handlebars.SafeString(`<<<role:${name}>>>`);\n}\n",
+        "function role(name) {\n  return new Handlebars.SafeString(`<b>${name}</b>`);\n}\n",
+        "javascript-dom-xss",
+    ),
+    (
+        "tsx",
+        "markup of the program's own modules",
+        "import { format, TEXTS } from './texts';\n"
+        "const C = () => <p dangerouslySetInnerHTML={{ __html: format(TEXTS.first) }} />;\n",
+        "class C extends React.Component {\n  render() {\n"
+        "    return <p dangerouslySetInnerHTML={{ __html: this.props.text }} />;\n  }\n}\n",
+        "javascript-react-raw-html",
+    ),
+    (
+        "tsx",
+        "code that a highlighter escaped",
+        "import hljs from 'highlight.js';\nfunction C({ code }) {\n"
+        "  const shown = hljs.highlight(code, { language: 'sql' }).value;\n"
+        "  return <code dangerouslySetInnerHTML={{ __html: shown }} />;\n}\n",
+        "function C({ code }) {\n  const [shown] = useState(code);\n"
+        "  return <code dangerouslySetInnerHTML={{ __html: shown }} />;\n}\n",
+        "javascript-react-raw-html",
+    ),
+    (
+        "javascript",
+        "memory that a helper gives to be filled",
+        "function allocate(size) {\n  return Buffer.allocUnsafe(size);\n}\n"
+        "const write = (() => {\n  const head = Buffer.allocUnsafe(4);\n"
+        "  return (n) => encode(head, n);\n})();\n"
+        "function copy(from, size) {\n  const all = new Buffer(size);\n  from.copy(all);\n  return all;\n}\n",
+        "function show(size) {\n  return Buffer.allocUnsafe(size).toString('hex');\n}\n",
+        "javascript-unsafe-buffer",
+    ),
+    (
+        "typescript",
+        "a class of the file that is called Buffer",
+        "export class Parser {\n  get buffer() {\n    return new Buffer(this.nodes);\n  }\n}\n"
+        "class Buffer {\n  constructor(readonly nodes) {}\n}\n",
+        "export class Parser {\n  get buffer() {\n    return new Buffer(this.nodes);\n  }\n}\n",
+        "javascript-unsafe-buffer",
+    ),
+    (
+        "javascript",
+        "JSON for browsers without it",
+        "function read(text) {\n  return window.JSON ? JSON.parse(text) : eval('(' + text + ')');\n}\n",
+        "function read(text) {\n  return eval('(' + text + ')');\n}\n",
+        "javascript-code-injection",
+    ),
+    (
+        "javascript",
+        "a function that the program writes",
+        "function build(paths) {\n  return Function('o', `\n    if (typeof o !== 'object' || o === null) {\n"
+        "      throw new TypeError('an object is needed to be cleaned')\n    }\n    const clean = {}\n"
+        "    ${paths}\n    clean.done = true\n    return JSON.stringify(clean)\n  `);\n}\n",
+        "function build(paths) {\n  return Function('o', `return o.${paths}`);\n}\n",
+        "javascript-code-injection",
+    ),
+    (
+        "javascript",
+        "alternatives that no text fits twice",
+        "const block = /\\{((?:[^{}]|\\${[^}]+})+)\\}/g;\n",
+        "const block = /\\{((?:[^{}]|\\$+x)+)\\}/g;\n",
+        "javascript-regex-dos",
+    ),
+    (
+        "javascript",
+        "a pattern of the page's own address",
+        "const wanted = parse(window.location.search);\nconst shown = new RegExp(wanted.grep);\n",
+        "app.get('/a', (req, res) => {\n  const shown = new RegExp(req.query.grep);\n});\n",
+        "javascript-regex-dos",
+    ),
+    (
+        "javascript",
+        "the origin of a message in a log",
+        "window.addEventListener('message', (event) => {\n  console.warn(`from ${event.origin}`);\n});\n",
+        "",
+        "javascript-log-injection",
+    ),
+    (
+        "javascript",
+        "the interpreter that runs the program",
+        "const { spawn } = require('child_process');\nspawn(process.argv[0], ['work.js']);\n",
+        "const { spawn } = require('child_process');\nfunction f(req) {\n  spawn(req.query.tool, []);\n}\n",
+        "javascript-command-injection",
+    ),
+    (
+        "cpp",
+        "sizes of the program's own command line",
+        "int main(int argc, char **argv) {\n  int rows = std::atoi(argv[1]);\n  return rows * 3;\n}\n",
+        'int area() {\n  int rows;\n  scanf("%d", &rows);\n  return rows * 3;\n}\n',
+        "c-integer-overflow",
+    ),
+    (
+        "c",
+        "a division of fractions",
+        "double rate(const char *s) {\n  double all = atoi(s);\n  return 2 / all;\n}\n",
+        'int rate(void) {\n  int all;\n  scanf("%d", &all);\n  return 2 / all;\n}\n',
+        "c-zero-division",
+    ),
+    (
+        "c",
+        "a variable that an earlier round set",
+        "int f(const int *a, int n) {\n  int last;\n  for (int i = 0; i < n; i++) {\n    if (i > 0) {\n"
+        "      if (last > a[i]) return 0;\n    }\n    last = a[i];\n  }\n  return 1;\n}\n",
+        "int f(const int *a, int n) {\n  int last;\n  for (int i = 0; i < n; i++) {\n"
+        "    if (last > a[i]) return 0;\n    last = a[i];\n  }\n  return 1;\n}\n",
+        "c-uninitialised",
+    ),
+    (
+        "c",
+        "a variable that assembly sets",
+        'unsigned long f(void) {\n  unsigned long mode;\n  asm volatile("mrs %0, fpcr" : "=r"(mode));\n'
+        "  return mode;\n}\n",
+        "unsigned long f(void) {\n  unsigned long mode;\n  return mode + 1;\n}\n",
+        "c-uninitialised",
+    ),
+    (
+        "c",
+        "an overload that a cast in a header chooses",
+        "static inline char* end(const char* at, int n) { return scan(at, n); }\n"
+        "static inline char* end(char* at, int n) {\n"
+        "  return const_cast<char*>(end(const_cast<const char*>(at), n));\n}\n",
+        "char* end(char* at, int n) {\n  return end(at, n);\n}\n",
+        "c-uncontrolled-recursion",
+    ),
+    (
+        "c",
+        "half of a number of 128 bits",
+        "unsigned long high(uint64_t a, uint64_t b) {\n  __uint128_t product = (__uint128_t) a * b;\n"
+        "  return product >> 64;\n}\n",
+        "unsigned long high(uint64_t product) {\n  return product >> 64;\n}\n",
+        "c-shift-width",
+    ),
+    (
+        "javascript",
+        "one level put over another",
+        "function f(o, key, more) {\n  o[key] = Object.assign({}, o[key], more);\n}\n",
+        "function f(o, key, more) {\n  o[key] = deepMerge({}, o[key], more);\n}\n",
+        "javascript-prototype-pollution",
     ),
 ]
 

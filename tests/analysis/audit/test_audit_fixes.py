@@ -77,7 +77,7 @@ CASES = [
         "import torch\ndef f(p):\n    return torch.load(p)\n",
         "import torch\ndef f(p):\n    return torch.load(p, weights_only=True)\n",
     ),
-    ("javascript", "const b = Buffer.allocUnsafe(9);\n", "const b = Buffer.alloc(9);\n"),
+    ("javascript", "const b = Buffer.allocUnsafe(size);\n", "const b = Buffer.alloc(size);\n"),
     (
         "c",
         "void f(const char *s) {\n    char b[9];\n    strcpy(b, s);\n}\n",

@@ -6,7 +6,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from keystroke.analysis.audit import LANGUAGES, Auditor, LiveAudit, all_rules
@@ -188,6 +188,7 @@ SCRIPT_TYPED = [
         max_size=6,
     ),
 )
+@example(948, [(365, 0, "(function () {"), (0, 0, "x")])  # what a remembered statement returns
 def test_a_script_edited_step_by_step_is_judged_as_if_read_for_the_first_time(
     written: int, edits: list[tuple[int, int, str]]
 ) -> None:

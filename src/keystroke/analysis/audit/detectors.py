@@ -229,7 +229,7 @@ class Detectors(_Secrets):
         return super().on_call(event)
 
     def on_assign(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
-        if path == "jsx.dangerouslySetInnerHTML" and value.level <= LOCAL and _is_in_style(node):
+        if path == "jsx.dangerouslySetInnerHTML" and value.level < REMOTE and _is_in_style(node):
             return  # the program's own styles
         super().on_assign(path, key, value, node, target)
         if path == "jsx.target" and value.const in ("_blank", "blank"):
@@ -241,7 +241,7 @@ class Detectors(_Secrets):
         markup = coll.keys is not None and any(
             isinstance(key, ir.ConstExpr) and key.value == "__html" for key in coll.keys
         )
-        if not (markup and value.level <= LOCAL and _is_in_style(node)):
+        if not (markup and value.level < REMOTE and _is_in_style(node)):
             super().on_collection(value, node, coll)
 
     def check_xml_factory(self, event: CallEvent) -> None:
@@ -270,9 +270,24 @@ class Detectors(_Secrets):
         if f"{holder.id}.setHttpOnly(" not in text:
             self.report("bare-cookie", event.call.node)
 
-    def _is_identifier(self, expr: ir.Expr, value: Value) -> bool:
-        """Whether a key is by its name a UUID that no client sends."""
-        return value.level < REMOTE and _IDENTIFIER.search(ir.last_name(expr) or "") is not None
+    def _follows_path(self) -> bool:
+        """Whether a function here splits a text, or takes a path."""
+        return "split(" in self.flow.functions[0].node.text() or any(
+            param.name in ("path", "keyPath") for function in self.flow.functions for param in function.params
+        )
+
+    def _is_told_later(self, detector: str, node: ir.Syntax) -> bool:
+        """Whether the rule of a detector has a match behind a node in its function; those before it go."""
+        if self.function is None or detector not in self.rules.detectors:
+            return False
+        rule, span = self.rules.detectors[detector][0].id, self.function.node.range()
+        here = node.range().start.index
+        for known, start in list(self.matches):
+            if known == rule and span.start.index <= start < span.end.index:
+                if start > here:
+                    return True
+                del self.matches[known, start]
+        return False
 
     def on_index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.IndexExpr) -> None:
         """`target[key] = value` with a foreign key: JavaScript prototypes and Python sessions."""
@@ -296,25 +311,21 @@ class Detectors(_Secrets):
         parent = _assignment_of(node)
         if parent is None:
             return
-        own_key = self._is_identifier(expr.key, key)
+        around = self.function.node.text() if self.function is not None else ""
         nested = False
         if isinstance(expr.base, ir.IndexExpr):
             outer = self.flow.eval_silently(expr.base.key)
-            nested = (
-                outer.level >= PARAMETER
-                and not outer.is_safe_for("proto")
-                and not _ONE_CHARACTER.search(outer.path)
-                and not own_key
-                and not self._is_identifier(expr.base.key, outer)
+            nested = not outer.is_safe_for("proto") and (
+                outer.level >= REMOTE
+                or (outer.level >= PARAMETER and _are_steps((expr.base.key, expr.key), (outer, key), around))
             )
-        around = self.function.node.text() if self.function is not None else ""
         if _GUARDED.search(around) or _COUNTED.search(key_of(expr.key) or ""):
             return
         right = parent.field("right")
         if right is not None and right.kind() in ("function_expression", "arrow_function"):
             return  # a method that is defined
         name = key_of(expr.base)
-        walked = name is not None and re.search(rf"\b{re.escape(name)}\s*=\s*{re.escape(name)}\s*\[", around)
+        walked = bool(name and re.search(rf"\b{re.escape(name)}\s*=\s*{re.escape(name)}\s*\[", around))
         own = self.function.name if self.function is not None else ""
         into = rf"\b{re.escape(own)}\s*\([^;)]*\b{re.escape(name or '')}\s*\["
         body = around.partition("{")[2]  # without its own head
@@ -330,13 +341,17 @@ class Detectors(_Secrets):
         deep = (
             right is not None
             and right.kind() == "call_expression"
+            and right.field("function").text() != "Object.assign"  # one level
             and (right.field("function").text() == own or bool(_MERGE.search(right.field("function").text())))
             and bool(name and spelled)
             and re.search(given, right.text()) is not None
         )
         sent = key.level >= REMOTE and not _OWN_DATA.search(key.origin)
         if sent and name and right is not None and not (walked or recursed or deep):
-            sent = not _copies_pairs(expr, right, name)
+            sent = not _is_new_table(expr.node, name)
+        walked = walked and (sent or self._follows_path())
+        if (walked or recursed or deep) and self._is_told_later("foreign-property", parent):
+            return  # all steps of a merge are one weakness, told where the value is set
         if nested or walked or recursed or deep or sent:
             self.report("foreign-property", parent, origin=key.origin)
 
@@ -345,7 +360,7 @@ _MERGE = re.compile(
     r"(?i)(?:^|[._])(?:deep_?)?(?:merge|extend|assign|defaults|clone)(?:_?(?:deep|with|objects?))?$"
 )
 _ONE_CHARACTER = re.compile(r"\.(?:fromCharCode|fromCodePoint|charAt|toFixed)\(\)$")  # no name of a property
-_IDENTIFIER = re.compile(r"(?i)(?:uuid|guid)$")
+_PIECE = re.compile(r"\.(?:split|slice|substring|substr)\(\)")  # cut from a text
 _OWN_DATA = re.compile(r"^(?:JSON\.parse|process\.|minimist|yargs|commander|fs\.)")
 _COUNTED = re.compile(r"(?:^|[._])[ij]$|(?i:index|idx|length|count|offset|position|number|row|col)$")
 _LINK = re.compile(r"<a\s[\s\S]*\bhref=(?:\{|[\"']https?:)")
@@ -359,19 +374,23 @@ _GUARDED = re.compile(
 )
 
 
-def _copies_pairs(expr: ir.IndexExpr, right: ir.Syntax, name: str) -> bool:
-    """Whether names and values of pairs are copied into a new table, of which they change only this one."""
-    key, value = re.escape(expr.key.node.text()), re.escape(right.text())
-    pair = rf"\[\s*{key}\s*,\s*{value}\s*\]"
-    indexed = re.fullmatch(r"(\w+)\[0\]", expr.key.node.text())
-    if indexed is not None and right.text() == f"{indexed[1]}[1]":
-        pair = r"\bof\b|\.forEach\("
+def _are_steps(keys: tuple[ir.Expr, ir.Expr], values: tuple[Value, Value], around: str) -> bool:
+    """Whether two keys in a row are one path: cut from a text, items of one list, keys of another object."""
+    if any(_PIECE.search(value.path) for value in values):
+        return True
+    one, other = keys
+    if isinstance(one, ir.IndexExpr) and isinstance(other, ir.IndexExpr):
+        return key_of(one.base) == key_of(other.base) is not None
+    return all(re.search(rf"\b{re.escape(key_of(step) or ',')}\s+in\b", around) for step in keys)
+
+
+def _is_new_table(node: ir.Syntax, name: str) -> bool:
+    """Whether a table is made empty around a node: a key sets at most the prototype of the table itself."""
     new = rf"\b(?:const|let|var)\s+{re.escape(name)}\s*(?::[^=;]*)?=\s*\{{\s*\}}"
-    at = expr.node
+    at = node
     while at is not None:
-        text = at.text()
-        if re.search(new, text):
-            return re.search(pair, text) is not None
+        if re.search(new, at.text()):
+            return True
         at = at.parent()
     return False
 

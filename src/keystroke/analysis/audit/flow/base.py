@@ -14,7 +14,7 @@ from typing import Any
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.knowledge import Knowledge, family_of
 from keystroke.analysis.audit.flow.memo import StatementMemo
-from keystroke.analysis.audit.flow.values import Value, join
+from keystroke.analysis.audit.flow.values import NONE, Value, join
 from keystroke.analysis.audit.source import ir
 
 Env = dict[str, Value]
@@ -26,6 +26,9 @@ VALIDATING = re.compile(
 ESCAPING = re.compile(
     r"(?i)(?:^|\.)_?[\w-]*(?:sanitiz|sanitis|escape|purify|slugify|secure_?(?:file)?name)[\w-]*$"
 )
+
+_HTML = frozenset({"html"})
+_MARKUP = re.compile(r"(?:[hH]tml|HTML|[sS]vg|SVG|[mM]arkup)(?:Text|Str|String|Content|Code)?$")
 
 MAX_STEPS = 60_000  # longer units are generated code: the walk stops, findings are kept
 
@@ -113,6 +116,7 @@ class FlowBase:
         self.dotted_keys: set[str] = set()  # keys such as `self.x` that an assignment to `self` invalidates
         self.functions: list[ir.Function] = []
         self.returns: list[list[Value]] = [[]]
+        self.closure_result: Value | None = None  # what the function that was walked last returns
         self.breaks: list[list[Env]] = []
         self.gotos: dict[str, Env] = {}
         self.loop_assignments: dict[int, frozenset[str]] = {}  # names that a loop assigns
@@ -127,6 +131,10 @@ class FlowBase:
         self.inline_depth = 0
         self.silent = 0
         self.steps = 0
+
+    def uses_by_name(self, name: str) -> frozenset[str]:
+        """What a value of the program is safe for by its name: who calls it markup means markup."""
+        return _HTML if self.family == "javascript" and _MARKUP.search(name) else NONE
 
     def lookup(self, key: str) -> Value | None:
         """The value of a variable, local or of the file."""

@@ -64,6 +64,7 @@ class CallFlow(NarrowingFlow):
             callee = self.eval(func)
             path, function = callee.path or "?", callee.function
         args: list[Value] = []
+        mapped: Value | None = None
         for arg in expr.args:
             if isinstance(arg, ir.ClosureExpr):
                 args.append(
@@ -77,6 +78,8 @@ class CallFlow(NarrowingFlow):
                         callback_roles(path, args, arg.function) if self.family == "javascript" else (),
                     )
                 )
+                if self.family == "javascript" and receiver is not None and receiver.level:
+                    mapped = self.closure_result if path.endswith((".map", ".flatMap")) else None
             else:
                 args.append(self.eval(arg))
         kwargs = {name: self.eval(arg) for name, arg in expr.kwargs.items()}
@@ -85,6 +88,8 @@ class CallFlow(NarrowingFlow):
         self.apply_effects(expr, path, receiver, args)
         if replaced is not None:
             return replaced
+        if mapped is not None:  # a list of what the function makes of each item
+            return replace(mapped, path=f"{path}()", const=UNKNOWN, items=None, function=None)
         if (
             function is None
             and self.find_function is not None

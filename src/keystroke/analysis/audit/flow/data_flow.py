@@ -43,6 +43,7 @@ MAX_INLINE = 2
 # Characters of a function that is evaluated at its calls: every key in it costs all of them.
 MAX_INLINED = 2_000
 MAX_STATES = 4
+_WIDE_TYPES = frozenset({"double", "float", "__uint128_t", "__int128_t", "__int128", "unsigned __int128"})
 _CONTAINERS = ("program", "class_body")
 _DEFINITIONS = frozenset(
     {"function_definition", "class_definition", "decorated_definition", "function_declaration"}
@@ -147,6 +148,8 @@ class DataFlow(ExpressionFlow):
             if self.family == "python":
                 self.run_class_body(stmt)
             else:
+                if self.family == "javascript" and stmt.name:
+                    self.env[stmt.name] = Value(path=f"@{stmt.name}")  # no library's class of that name
                 self.run(stmt.body)
         elif isinstance(stmt, ir.ImportStmt):
             if stmt.name not in ("*", "#include"):
@@ -199,9 +202,11 @@ class DataFlow(ExpressionFlow):
             if self.steps > MAX_STEPS:
                 raise ExhaustedError
             self.dotted_keys |= effect.dotted
+            self.returns[-1].extend(effect.returns)
             return effect.dead
         before, matches, steps = self.env, self.listener.match_count, self.steps
         ends = len(self.breaks[-1]) if self.breaks else 0
+        returned = len(self.returns[-1])
         self.env = dict(before)
         outer, self.lookups = self.lookups, {}
         try:
@@ -210,7 +215,8 @@ class DataFlow(ExpressionFlow):
             inner, self.lookups = self.lookups, outer
             outer.update(inner)
         if matches == self.listener.match_count and ends == (len(self.breaks[-1]) if self.breaks else 0):
-            memo.remember(key, before, self.env, dead, self.steps - steps, self.dotted_keys, inner)
+            made, returns = self.steps - steps, tuple(self.returns[-1][returned:])
+            memo.remember(key, before, self.env, dead, made, self.dotted_keys, inner, returns)
         return dead
 
     def _whole(self, node: ir.Syntax) -> bool:
@@ -267,7 +273,7 @@ class DataFlow(ExpressionFlow):
             value = self.declared_value(kind, value)
         elif self.family == "go" and kind:
             value = replace(value, path=value.path or self.resolve_type(kind))
-        elif self.family == "c" and kind and not value.path:
+        elif self.family == "c" and kind and (not value.path or kind in _WIDE_TYPES):
             value = replace(value, path=kind.replace("::", ".").split("<", 1)[0])
         if kind in self.knowledge.numeric_types and not stmt.pointer and stmt.size is None:
             value = replace(value, numeric=True)
@@ -490,7 +496,8 @@ class DataFlow(ExpressionFlow):
             self.env, self.breaks, self.gotos = outer, breaks, gotos
             self.functions.pop()
             self.scopes.pop()
-            self.returns.pop()
+            results = self.returns.pop()
+            self.closure_result = reduce(join, results) if results else None
 
     def parameter_value(self, param: ir.Param, level: int, role: str = "") -> Value:
         if param.name in SELF or (level == REMOTE and self.family == "python" and param.name == "request"):
@@ -513,9 +520,9 @@ class DataFlow(ExpressionFlow):
             level = REMOTE
         if numeric and self.family != "c":
             return Value(level=LOCAL, numeric=True, path=path, roots=frozenset({param.name}), clean=ALL)
-        return Value(
-            level=level, path=path, numeric=numeric, origin=param.name, roots=frozenset({param.name})
-        )
+        clean = self.uses_by_name(param.name) if level < REMOTE else NONE
+        roots = frozenset({param.name})
+        return Value(level=level, path=path, numeric=numeric, origin=param.name, roots=roots, clean=clean)
 
     def eval_closure(
         self, expr: ir.ClosureExpr, first: Value | None = None, roles: tuple[str, ...] = ()

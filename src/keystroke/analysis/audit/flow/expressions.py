@@ -49,6 +49,7 @@ _ERROR_TEXT = frozenset(
 _OF_INPUT = re.compile(r"(?:[\w.]*(?:SyntaxError|(?:Validation|Decode|Parse)Error)[,\s]*)+")
 _CLASSES = re.compile(r"[A-Za-z_][\w.]*")
 _NONNEGATIVE = frozenset({"rand()", "random()", "std.rand()", "strlen()", "wcslen()", "sizeof()", "abs()"})
+_HTML = frozenset({"html"})
 _PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
 
 
@@ -75,7 +76,8 @@ class ExpressionFlow(CallFlow):
         last = path.rsplit(".", 1)[-1]
         level = CONSTANT if CAPS.fullmatch(last) or self.knowledge.constants.match(path) else LOCAL
         origin = path if self.knowledge.origins.match(path) else ""
-        return Value(level=level, path=path, origin=origin, roots=frozenset({path}))
+        clean = self.uses_by_name(path)
+        return Value(level=level, path=path, origin=origin, roots=frozenset({path}), clean=clean)
 
     def eval_attr(self, expr: ir.AttrExpr) -> Value:
         key = key_of(expr)
@@ -118,6 +120,8 @@ class ExpressionFlow(CallFlow):
         elif base.level == LOCAL and CAPS.fullmatch(name):
             level = CONSTANT
         clean = base.clean | self.knowledge.sanitizers.uses(path) if self.family == "python" else base.clean
+        if level < REMOTE and not base.path.startswith("$"):  # `$scope.html` is what the page gives
+            clean |= self.uses_by_name(name)
         return Value(level=level, path=path, origin=base.origin, roots=base.roots, clean=clean)
 
     def element_of(self, whole: Value) -> Value:
@@ -354,6 +358,8 @@ class ExpressionFlow(CallFlow):
         self.env = self.join_envs([before, self.env]) if self.family == "c" else before
         if both and self.family != "javascript":
             return right if not left.numeric else replace(right, const=UNKNOWN)
+        if self.family == "javascript" and right.numeric and right.known and left.level < REMOTE and not both:
+            left = left.as_safe_for(_HTML)  # instead of it a number: it is one
         return join(left, right)
 
     # Assignment
@@ -428,6 +434,13 @@ class ExpressionFlow(CallFlow):
             self.listener.on_assign(path, key or path, value, node, target)
 
     def store(self, key: str, value: Value) -> None:
+        if (
+            value.path.endswith("()")
+            and value.level < REMOTE
+            and not value.origin
+            and (value.level <= LOCAL or not value.built)
+        ):
+            value = value.as_safe_for(self.uses_by_name(key))
         if value.level and key not in value.roots:
             value = replace(value, roots=value.roots | {key})
         self.env[key] = value

@@ -33,6 +33,7 @@ class StatementEffect:
     steps: int
     dotted: frozenset[str]
     lookups: dict[str, str]  # functions of the file that it evaluates, with their texts
+    returns: tuple[Value, ...]  # what the function around it returns there
 
     def difference(self, env: Env) -> set[str] | None:
         """The keys in which `env` differs from `before`; None if the statement can read one of them."""
@@ -121,6 +122,7 @@ class StatementMemo:
         steps: int,
         dotted: Iterable[str],
         lookups: dict[str, str],
+        returns: tuple[Value, ...],
     ) -> None:
         if len(self.effects) > MAX_KEPT:
             self.clear()
@@ -137,6 +139,7 @@ class StatementMemo:
             steps,
             frozenset(dotted),
             lookups,
+            returns,
         )
         self.effects[key] = [effect, *known[: WAYS - 1]]
 

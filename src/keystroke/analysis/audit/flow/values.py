@@ -127,16 +127,19 @@ def join(a: Value, b: Value) -> Value:
     """The value that is either `a` or `b`."""
     if a is b or a == b:
         return a
+    # A number injects nothing: it is text only if the other value is.
+    mine = ALL if a.numeric and not b.numeric else a.clean
+    other = ALL if b.numeric and not a.numeric else b.clean
     if a.level == CONSTANT and b.level > CONSTANT:
-        clean = b.clean
+        clean = other
     elif b.level == CONSTANT and a.level > CONSTANT:
-        clean = a.clean
-    elif "*" in a.clean:
-        clean = b.clean
-    elif "*" in b.clean:
-        clean = a.clean
+        clean = mine
+    elif "*" in mine:
+        clean = other
+    elif "*" in other:
+        clean = mine
     else:
-        clean = a.clean & b.clean
+        clean = mine & other
     same = a.known and b.known and type(a.const) is type(b.const) and a.const == b.const
     worse = a if a.level >= b.level else b
     built = a if a.built else b

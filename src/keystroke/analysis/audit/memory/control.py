@@ -65,7 +65,7 @@ _UNREACHABLE = re.compile(
 _CONVERTED = re.compile(
     r"\(\s*(?:const\s+)?(?:unsigned\s+)?[A-Za-z_][\w:]*[\s*&]*\)\s*\w|\w+_cast\s*<|[\w:]+\s*\{"
 )
-_OVERLOADS = re.compile(r"::|\btemplate\s*<|\w\s*&\s*\w+\s*[,)]")
+_OVERLOADS = re.compile(r"::|\w_cast\s*<|\btemplate\s*<|\w\s*&\s*\w+\s*[,)]")
 
 
 class ControlMatcher(RuleMatcher):

@@ -25,6 +25,7 @@ _SHOWS = re.compile(r"(?i)^(?:print|log|debug|trace|dump|show|puts|warn)")
 _PATH_CALLS = LIBRARY.path_checks | LIBRARY.path_uses
 _ONE_BYTE = re.compile(r"\bsizeof\s*\(\s*(?:(?:un)?signed\s+)?(?:char|u?int8_t|bool|byte|u?int8)\s*\)")
 _EXCHANGES = re.compile(r"(?:std::)?(?:swap|exchange|move)\s*\(")
+_LOOP = re.compile(r"^(?:for|while|do)_")
 _SCALAR = re.compile(
     r"(?:const\s+|volatile\s+)*(?:(?:un)?signed(?:\s+\w+)*|char|short|int|long(?:\s+\w+)*|float|double|wchar_t"
     r"|size_t|ssize_t|u?int\d+_t|bool|off_t|time_t)"
@@ -326,7 +327,7 @@ class LifetimeMatcher(CopyMatcher):
             callee = parent.parent().field("function")
             text = callee.text() if callee is not None else ""
             quiet = text not in _BORROWS and not _SHOWS.match(text)  # a macro, or a reference in C++
-        if not quiet:
+        if not quiet and not kind.startswith("gnu_asm") and not _is_set_by_earlier_round(name, node):
             self.report("uninitialised", node)
         known = self.flow.lookup(name)
         if known is not None:
@@ -340,6 +341,23 @@ class LifetimeMatcher(CopyMatcher):
             and bool(self.flow.functions)
             and (stmt.pointer or _SCALAR.fullmatch(stmt.type.strip()) is not None)
         )
+
+
+def _is_set_by_earlier_round(name: str, node: ir.Syntax) -> bool:
+    """Whether a condition in a loop guards a use and the loop sets the variable behind it."""
+    guarded = False
+    at = node
+    while (parent := at.parent()) is not None and parent.kind() != "function_definition":
+        if _LOOP.search(parent.kind()):
+            behind = parent.text()[node.range().end.index - parent.range().start.index :]
+            if guarded and re.search(rf"\b{re.escape(name)}\s*=[^=]", behind):
+                return True
+        guarded = guarded or (
+            parent.kind() == "if_statement"
+            and at.kind() not in ("condition_clause", "parenthesized_expression")
+        )
+        at = parent
+    return False
 
 
 def _is_condition_operand(node: ir.Syntax) -> bool:

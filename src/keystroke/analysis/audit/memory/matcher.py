@@ -60,6 +60,8 @@ class MemoryMatcher(LifetimeMatcher):
             return replace(value, memory=memory, const=UNKNOWN, items=None, numeric=False, level=value.level)
         if self.is_unwritten(stmt):
             return replace(value, memory=Memory(kind="unset"))
+        if value.memory is not None and value.memory.kind == "unset":
+            return replace(value, memory=None)  # the copy is set
         if value.memory is not None:
             if stmt.pointer:
                 return replace(
@@ -259,6 +261,8 @@ class MemoryMatcher(LifetimeMatcher):
 
     def on_arithmetic(self, op: str, args: list[Value], node: ir.Syntax) -> None:
         left, right = args
+        if any(arg.path in ("double", "float") or isinstance(arg.const, float) for arg in args):
+            return  # neither wraps around nor stops at zero
         if op == ">>" and left.path.endswith("cin") and right.memory is not None and right.memory.array:
             around = self.function.node.text() if self.function is not None else ""
             if not _WIDTH.search(around):
@@ -298,7 +302,8 @@ class MemoryMatcher(LifetimeMatcher):
         if not isinstance(left.const, int) and not (self.language == "c" and left.numeric):
             return  # << may write to a stream
         own = left.roots == {_first_operand(node)}  # a parameter itself, of its declared type
-        width = max(8 * ((size_of(left.path) if own else None) or 8), 32)
+        size = size_of(left.path) or 8
+        width = max(8 * (size if own or size > 8 else 8), 32)
         if isinstance(right.const, int):
             if right.const >= width:
                 self.report("shift-width", node)
@@ -340,7 +345,7 @@ def _foreign(value: Value) -> bool:
 
 def _number_source(origin: str) -> bool:
     return not origin.startswith(_LENGTH) and any(
-        name in origin for name in ("scanf", "atoi", "atol", "strto", "rand", "argv", "getenv", "sto")
+        name in origin for name in ("scanf", "atoi", "atol", "strto", "rand", "getenv", "sto")
     )
 
 

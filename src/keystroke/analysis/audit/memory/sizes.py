@@ -18,7 +18,7 @@ _SIZES = {
     "_Bool": 1,
     "void": 1,
 }
-_FIXED = re.compile(r"u?int(\d+)_t")
+_FIXED = re.compile(r"u?int(\d+)(?:_t)?")
 _WORDS = re.compile(r"\b(?:const|volatile|unsigned|signed|static|register)\b")
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 
 from keystroke.analysis.audit.rules.regex_tree import (
     RegexAlternation,
@@ -78,9 +79,21 @@ def _ambiguous(body: RegexSequence) -> bool:
         if any(_ambiguous(branch) for branch in branches):
             return True
         firsts = [_first(branch) for branch in branches]
+        words = [_word(branch) for branch in branches]
+        single = reduce(or_, (word[0] for word in words if word and len(word) == 1), 0)
         for one, first in enumerate(firsts):
             for other in range(one):
-                if first & firsts[other] and _overlap(branches[one], branches[other]):
+                if not (first & firsts[other] and _overlap(branches[one], branches[other])):
+                    continue
+                longer = [at for at in (one, other) if words[at] is None]
+                if len(longer) != 1 or len(words[one] or words[other] or ()) != 1:
+                    return True
+                # Single characters must make up all of the longer alternative, or what it repeats first.
+                head, *rest = branches[longer[0]]
+                needed = [node for node in (head, *rest) if not _can_be_empty((node,))]
+                if isinstance(head, RegexRepeat) and _chars((head,)) & single:
+                    return True
+                if all(_chars((node,)) & single for node in needed):
                     return True
         return False
     if not _first(body):
