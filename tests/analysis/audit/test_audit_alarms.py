@@ -1706,6 +1706,35 @@ PAIRS = [
     ),
     (
         "c",
+        "a function of the file that ends the program",
+        "#include <stdlib.h>\nvoid scream(int code) {\n  show(code);\n  exit(code);\n  return;\n}\n"
+        "void usage(void) {\n  scream(1);\n  return;\n}\n"
+        'int rate(void) {\n  int all;\n  scanf("%d", &all);\n  if (all < 1) usage();\n  return 2 / all;\n}\n',
+        "#include <stdlib.h>\nvoid scream(int code) {\n  if (code > 1) return;\n  exit(code);\n}\n"
+        "void usage(void) {\n  scream(1);\n  return;\n}\n"
+        'int rate(void) {\n  int all;\n  scanf("%d", &all);\n  if (all < 1) usage();\n  return 2 / all;\n}\n',
+        "c-zero-division",
+    ),
+    (
+        "c",
+        "an assertion of the project's own",
+        "#include <stdlib.h>\nvoid fill(size_t n) {\n  char *dict = malloc(n);\n  FUZZ_ASSERT(dict);\n"
+        "  memset(dict, 0, n);\n  free(dict);\n}\n",
+        "#include <stdlib.h>\nvoid fill(size_t n) {\n  char *dict = malloc(n);\n  FUZZ_SHOW(dict);\n"
+        "  memset(dict, 0, n);\n  free(dict);\n}\n",
+        "c-null-dereference",
+    ),
+    (
+        "c",
+        "the bytes of a number",
+        "#include <stdlib.h>\nvoid f(const char *s, unsigned char *to) {\n  unsigned n = strtoul(s, 0, 0);\n"
+        "  to[0] = (unsigned char)(n >> 8);\n}\n",
+        "#include <stdlib.h>\nvoid f(const char *s, unsigned char *to) {\n  unsigned n = strtoul(s, 0, 0);\n"
+        "  to[0] = (unsigned char)(n);\n}\n",
+        "c-integer-overflow",
+    ),
+    (
+        "c",
         "a division of fractions",
         "double rate(const char *s) {\n  double all = atoi(s);\n  return 2 / all;\n}\n",
         'int rate(void) {\n  int all;\n  scanf("%d", &all);\n  return 2 / all;\n}\n',
@@ -1782,6 +1811,7 @@ FOREIGN = {
     "docs/jquery-ui-1.12.1.custom.js": WRITTEN,
     "vendor/a.py": "eval(input())\n",
     "pkg/_vendor/b.py": "eval(input())\n",
+    "deps/lz/src/lz.py": "eval(input())\n",
     "dist2/main.js": "var x = __webpack_require__(1);\n" + WRITTEN,
     "one.js": "var a=1;" * 2000 + "\n" + WRITTEN,
     "lib/a.js": 'Object.defineProperty(exports, "__esModule", { value: true });\n' + WRITTEN,
@@ -1804,6 +1834,7 @@ OWN = {
     "es/other.js": WRITTEN,
     "src/components/style.tsx": WRITTEN,
     "src/own.js": WRITTEN,
+    "deps/own/own.js": WRITTEN,
     "src/oauth-2.0.js": WRITTEN,
 }
 
@@ -1812,17 +1843,18 @@ def test_files_that_nobody_here_writes_are_skipped_and_said_so(tmp_path: Path) -
     for name, text in {**FOREIGN, **OWN}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    (tmp_path / "deps/lz/LICENSE").touch()
     found = list(find_sources(tmp_path))
     read = [item.path.relative_to(tmp_path).as_posix() for item in found if isinstance(item, SourceFile)]
     assert sorted(read) == sorted(OWN)
     skipped = [item for item in found if isinstance(item, SkippedFile)]
     assert sorted(item.path.relative_to(tmp_path).as_posix() for item in skipped) == sorted(FOREIGN)
     assert {item.why for item in skipped} == {"vendored", "minified", "bundled", "generated"}
-    assert len([item for item in find_sources(tmp_path, foreign=True) if isinstance(item, SourceFile)]) == 24
+    assert len([item for item in find_sources(tmp_path, foreign=True) if isinstance(item, SourceFile)]) == 26
     app = typer.Typer()
     app.command()(audit)
     result = CliRunner().invoke(app, [str(tmp_path)])
-    assert "19 files skipped: 2 bundled, 8 generated, 2 minified, 7 vendored; --all" in result.stderr
+    assert "20 files skipped: 2 bundled, 8 generated, 2 minified, 8 vendored; --all" in result.stderr
     everything = CliRunner().invoke(app, [str(tmp_path), "--all"])
     assert "skipped" not in everything.stderr
     assert everything.stdout.count("code-injection") > result.stdout.count("code-injection") == len(OWN)

@@ -55,6 +55,9 @@ _VENDORED = frozenset(
         "jspm_packages",
     }
 )
+# Folders of libraries, if what lies in them has a licence of its own.
+_DEPENDENCIES = frozenset({"deps", "dependencies", "external", "libs", "subprojects", "submodules"})
+_LICENCE = re.compile(r"(?i)^(?:un)?licen[cs]e|^copying")
 _PUBLISHED = frozenset({"static", "_static", "assets", "public", "media", "www", "htdocs", "wwwroot", "js"})
 _MINIFIED_NAME = re.compile(r"(?i)[.-]min\.[cm]?js$|\.(?:bundle|chunk)\.[cm]?js$")
 # A project keeps the versions of its own files elsewhere; who copies a library often keeps its name.
@@ -112,7 +115,7 @@ def foreign_reason(path: Path, language: str, text: str, root: Path) -> str:
     folders = (
         {part.lower() for part in path.relative_to(root).parts[:-1]} if path.is_relative_to(root) else set()
     )
-    if folders & _VENDORED:
+    if folders & _VENDORED or (folders & _DEPENDENCIES and _is_copied_library(path, root)):
         return "vendored"
     if folders & _GENERATED_FOLDERS or _GENERATED.search(text[:1500]) or _is_generated_support(path):
         return "generated"
@@ -135,6 +138,16 @@ def foreign_reason(path: Path, language: str, text: str, root: Path) -> str:
     if served and (_LIBRARIES.search(path.name) or _UNIVERSAL.search(text[:4000])):
         return "vendored"
     return "generated" if _is_compiled_twin(path, root) else ""
+
+
+def _is_copied_library(path: Path, root: Path) -> bool:
+    """Whether a file lies in a folder with a licence of its own, in a folder of dependencies."""
+    parts = path.relative_to(root).parts
+    return any(
+        part.lower() in _DEPENDENCIES
+        and any(_LICENCE.search(entry.name) for entry in root.joinpath(*parts[: at + 2]).iterdir())
+        for at, part in enumerate(parts[:-2])
+    )
 
 
 def _is_generated_support(path: Path) -> bool:

@@ -6,6 +6,7 @@ The walk notifies a listener of calls, assignments, returns, indexing and defini
 
 from __future__ import annotations
 
+import re
 from functools import reduce
 
 from keystroke.analysis.audit.flow.base import MAX_STEPS, SELF, VALIDATING, Env, ExhaustedError, FlowListener
@@ -44,6 +45,7 @@ MAX_INLINE = 2
 MAX_INLINED = 2_000
 MAX_STATES = 4
 _WIDE_TYPES = frozenset({"double", "float", "__uint128_t", "__int128_t", "__int128", "unsigned __int128"})
+_ASSERT = re.compile(r"(?i)(?:^|_)assert$")
 _CONTAINERS = ("program", "class_body")
 _DEFINITIONS = frozenset(
     {"function_definition", "class_definition", "decorated_definition", "function_declaration"}
@@ -246,9 +248,9 @@ class DataFlow(ExpressionFlow):
         value = self.eval(expr)
         if isinstance(expr, ir.CallExpr):
             path = value.path.removesuffix("()")
-            if path and self.knowledge.exits.match(path):
+            if path and (self.knowledge.exits.match(path) or self._never_returns(path)):
                 return True
-            if path == "assert" and expr.args:
+            if expr.args and (path == "assert" or (self.family == "c" and _ASSERT.search(path))):
                 self.narrow(expr.args[0], True)
             else:
                 # A validator that raises makes its arguments safe.
@@ -261,6 +263,22 @@ class DataFlow(ExpressionFlow):
                         *([expr.func.base] if isinstance(expr.func, ir.AttrExpr) else []),
                     ]:
                         self.mark_clean(arg, uses)
+        return False
+
+    def _never_returns(self, name: str, depth: int = 0) -> bool:
+        """Whether a C function of the file ends the program in every call, itself or by such a function."""
+        if self.family != "c" or self.find_function is None or depth > 2:
+            return False
+        self.lookups[name] = self.function_text(name)
+        function = self.find_function(name)
+        for stmt in function.body if function is not None else ():
+            for part in stmt.statements() if isinstance(stmt, ir.LazyStmt) else (stmt,):
+                if isinstance(part, ir.ExprStmt) and isinstance(part.expr, ir.CallExpr):
+                    called = part.expr.func.node.text()
+                    if self.knowledge.exits.match(called) or self._never_returns(called, depth + 1):
+                        return True
+                elif "return" in part.node.text():
+                    return False
         return False
 
     def run_declare(self, stmt: ir.DeclareStmt) -> None:

@@ -214,6 +214,7 @@ class PointerFlow(DataFlow):
             and open_ended
             and PARSED.search(value.origin)
             and "rand" not in value.origin  # some of its bits are wanted
+            and ">>" not in expr.node.text()
         ):
             if not self.silent:
                 self.listener.on_remark("truncation", expr.node)
