@@ -1650,7 +1650,7 @@ PAIRS = [
         "a class of the file that is called Buffer",
         "export class Parser {\n  get buffer() {\n    return new Buffer(this.nodes);\n  }\n}\n"
         "class Buffer {\n  constructor(readonly nodes) {}\n}\n",
-        "export class Parser {\n  get buffer() {\n    return new Buffer(this.nodes);\n  }\n}\n",
+        "export class Parser {\n  buffer(nodes) {\n    return new Buffer(nodes);\n  }\n}\n",
         "javascript-unsafe-buffer",
     ),
     (
@@ -1732,6 +1732,34 @@ PAIRS = [
         "#include <stdlib.h>\nvoid f(const char *s, unsigned char *to) {\n  unsigned n = strtoul(s, 0, 0);\n"
         "  to[0] = (unsigned char)(n);\n}\n",
         "c-integer-overflow",
+    ),
+    (
+        "python",
+        "commands that are not of a shell",
+        "def f(lamp, name):\n    lamp.run_command(f'preset {name}')\n",
+        "def f(host, name):\n    host.run_command(f'tar czf all.tgz {name}')\n",
+        "python-command-injection",
+    ),
+    (
+        "python",
+        "a function of the module that is called like a builtin",
+        "def eval(x):\n    return f'[{x}]'\ndef f(text):\n    return eval(text)\n",
+        "class A:\n    def eval(self, x):\n        return f'[{x}]'\ndef f(text):\n    return eval(text)\n",
+        "python-code-injection",
+    ),
+    (
+        "python",
+        "a time limit among other options",
+        "import requests\nMORE = {'timeout': 9}\ndef f(u):\n    return requests.get(u, **MORE)\n",
+        "import requests\ndef f(u):\n    return requests.get(u, headers={})\n",
+        "python-request-no-timeout",
+    ),
+    (
+        "javascript",
+        "a buffer of what a function gives",
+        "function f() {\n  var data = read();\n  return new Buffer(data);\n}\n",
+        "function f(size) {\n  return new Buffer(size);\n}\n",
+        "javascript-unsafe-buffer",
     ),
     (
         "c",

@@ -35,7 +35,7 @@ from keystroke.analysis.audit.project import ProjectFacts
 from keystroke.analysis.audit.rules.catalog import LANGUAGES, FixSpec
 from keystroke.analysis.audit.rules.match import RuleMatch, RuleMatcher, index_of
 from keystroke.analysis.audit.rules.triggers import FLOW, SILENT, WORD, triggers_of, words_of
-from keystroke.analysis.audit.rules.wrappers import shell_wrappers
+from keystroke.analysis.audit.rules.wrappers import hidden_builtins, shell_wrappers
 from keystroke.analysis.audit.source import ir
 from keystroke.analysis.audit.source.lower import Lowering
 from keystroke.analysis.audit.source.lower.c import CLowering
@@ -233,12 +233,13 @@ class LiveAudit:
         return self.findings
 
     def _special_functions(self) -> dict[str, str]:
-        """Functions that pass a parameter to a shell, run as threads or handle signals."""
+        """Functions that pass a parameter to a shell, run as threads, handle signals or hide a builtin."""
         if self.language in ("c", "cpp"):
             return thread_and_signal_functions(self.text)
         if self.language != "python":
             return {}
-        return {**self._helpers, **shell_wrappers(self.text[unit.start : unit.end] for unit in self._units)}
+        wrappers = shell_wrappers(self.text[unit.start : unit.end] for unit in self._units)
+        return {**self._helpers, **hidden_builtins(self.text), **wrappers}
 
     def _read_outline(self, outline: FileOutline) -> None:
         before, imports = self._context, self._imports

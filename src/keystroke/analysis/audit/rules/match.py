@@ -288,6 +288,8 @@ class RuleMatcher(FlowListener):
             function is not None and condition.function.search(function.name)
         ):
             return False
+        if value is None and "**" in kwargs and "missing" in condition.test:
+            return False  # it may be passed there
         if not satisfies(value, condition.test, rule.use):
             return False
         if (

@@ -1,7 +1,7 @@
-"""Finds functions of a file or a project that pass a parameter unchanged to a shell.
+"""Finds functions of a file or a project that pass a parameter unchanged to a shell, or hide a builtin.
 
-A call of such a function is treated as a call of a shell. The search is lexical and looks at one function at
-a time. SQL needs no such list, because a statement is recognised by its words.
+A call of one that passes a parameter on is treated as a call of a shell. The search is lexical and looks at
+one function at a time. SQL needs no such list, because a statement is recognised by its words.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ _SHELL_CALL = re.compile(
     r"|\b(?:subprocess\.\w+|Popen|check_output|check_call)\(\s*(\w+)\s*,[^()]*\bshell\s*=\s*True"
 )
 _WORDS = ("system", "popen", "exec_command", "output", "shell")
+
+
+_HIDES = re.compile(r"^(?:async\s+)?def\s+(compile|eval|exec|input|open)\s*\(", re.MULTILINE)
+
+
+def hidden_builtins(text: str) -> dict[str, str]:
+    """The builtins that a module defines anew, and the path of what is called instead."""
+    return {name: f"?.{name}" for name in _HIDES.findall(text)}
 
 
 @lru_cache(maxsize=4096)
