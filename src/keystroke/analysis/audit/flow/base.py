@@ -14,7 +14,7 @@ from typing import Any
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.knowledge import Knowledge, family_of
 from keystroke.analysis.audit.flow.memo import StatementMemo
-from keystroke.analysis.audit.flow.values import NONE, Value, join
+from keystroke.analysis.audit.flow.values import HTML, NONE, Value, join
 from keystroke.analysis.audit.source import ir
 
 Env = dict[str, Value]
@@ -27,7 +27,6 @@ ESCAPING = re.compile(
     r"(?i)(?:^|\.)_?[\w-]*(?:sanitiz|sanitis|escape|purify|slugify|secure_?(?:file)?name)[\w-]*$"
 )
 
-_HTML = frozenset({"html"})
 _MARKUP = re.compile(r"(?:[hH]tml|HTML|[sS]vg|SVG|[mM]arkup)(?:Text|Str|String|Content|Code)?$")
 
 MAX_STEPS = 60_000  # longer units are generated code: the walk stops, findings are kept
@@ -134,7 +133,7 @@ class FlowBase:
 
     def uses_by_name(self, name: str) -> frozenset[str]:
         """What a value of the program is safe for by its name: who calls it markup means markup."""
-        return _HTML if self.family == "javascript" and _MARKUP.search(name) else NONE
+        return HTML if self.family == "javascript" and _MARKUP.search(name) else NONE
 
     def lookup(self, key: str) -> Value | None:
         """The value of a variable, local or of the file."""

@@ -12,6 +12,7 @@ from keystroke.analysis.audit.flow.values import (
     ALL,
     CONSTANT,
     HOLE,
+    HTML,
     LOCAL,
     NONE,
     PLAIN,
@@ -26,7 +27,6 @@ from keystroke.analysis.audit.flow.values import (
 from keystroke.analysis.audit.source import ir
 
 _PATH = frozenset({"path"})
-_HTML = frozenset({"html"})
 _SETTER, _GETTER = re.compile(r"set[A-Z]\w*"), re.compile(r"get[A-Z]\w*")
 
 
@@ -120,7 +120,7 @@ class CallFlow(NarrowingFlow):
         out = f"{path}()"
         if args and receiver is not None and know.text_setters.match(path):
             # `$(...).text(value)` returns the element, with the value in it as text.
-            return replace(mix([receiver, *args]).as_safe_for(_HTML), path=out)
+            return replace(mix([receiver, *args]).as_safe_for(HTML), path=out)
         if know.sources.match(out):
             return Value(
                 level=REMOTE,

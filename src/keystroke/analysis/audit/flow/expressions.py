@@ -13,6 +13,7 @@ from keystroke.analysis.audit.flow.folding import compare, fold, format_text, ke
 from keystroke.analysis.audit.flow.roles import is_source_here
 from keystroke.analysis.audit.flow.values import (
     CONSTANT,
+    HTML,
     LOCAL,
     PARAMETER,
     PLAIN,
@@ -49,7 +50,6 @@ _ERROR_TEXT = frozenset(
 _OF_INPUT = re.compile(r"(?:[\w.]*(?:SyntaxError|(?:Validation|Decode|Parse)Error)[,\s]*)+")
 _CLASSES = re.compile(r"[A-Za-z_][\w.]*")
 _NONNEGATIVE = frozenset({"rand()", "random()", "std.rand()", "strlen()", "wcslen()", "sizeof()", "abs()"})
-_HTML = frozenset({"html"})
 _PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
 
 
@@ -359,7 +359,7 @@ class ExpressionFlow(CallFlow):
         if both and self.family != "javascript":
             return right if not left.numeric else replace(right, const=UNKNOWN)
         if self.family == "javascript" and right.numeric and right.known and left.level < REMOTE and not both:
-            left = left.as_safe_for(_HTML)  # instead of it a number: it is one
+            left = left.as_safe_for(HTML)  # instead of it a number: it is one
         return join(left, right)
 
     # Assignment

@@ -14,6 +14,7 @@ CONSTANT, LOCAL, PARAMETER, REMOTE = range(4)
 HOLE = "\0"  # an unknown part of a text skeleton
 ALL = frozenset({"*"})
 NONE: frozenset[str] = frozenset()
+HTML = frozenset({"html"})
 MAX_TEXT = 2000  # longer skeletons are cut
 
 

@@ -16,9 +16,8 @@ from keystroke.analysis.audit.source import ir
 class BoundsMatcher(RuleMatcher):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.reported_blocks: set[int] = (
-            set()
-        )  # whose pointer may be null, followed here or in a called function
+        # Blocks whose pointer may be null and is followed, here or in a called function.
+        self.reported_blocks: set[int] = set()
 
     def report_before_start(self, node: ir.Syntax, writes: bool) -> None:
         self.report(
