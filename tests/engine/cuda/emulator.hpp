@@ -455,6 +455,8 @@ OUT_OF_LINE u32 fma_f16x2(u32 a, u32 b, u32 c) {
          (u32)emulator::bits_f16(f16_value(a >> 16) * f16_value(b >> 16) + f16_value(c >> 16)) << 16;
 }
 DEVICE u32 and_or(u32 a, u32 b, u32 c) { return (a & b) | c; }
+DEVICE u32 low_twice(u32 v) { return v << 16 | (v & 0xffff); }
+DEVICE u32 high_twice(u32 v) { return v >> 16 | (v & 0xffff0000u); }
 OUT_OF_LINE u32 permute_bytes(u32 a, u32 b, u32 selector) {
   const u64 both = (u64)b << 32 | a;
   u32 out = 0;

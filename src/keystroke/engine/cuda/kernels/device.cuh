@@ -213,6 +213,17 @@ DEVICE u32 and_or(u32 a, u32 b, u32 c) {  // (a & b) | c in one instruction, whi
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
+// The lower or the upper half of a pair, twice: as an operand of arithmetic on halves it takes no instruction.
+DEVICE u32 low_twice(u32 v) {
+  u32 d;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}" : "=r"(d) : "r"(v));
+  return d;
+}
+DEVICE u32 high_twice(u32 v) {
+  u32 d;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}" : "=r"(d) : "r"(v));
+  return d;
+}
 DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 DEVICE s64 to_s64(float v) { return __float2ll_rn(v); }
 DEVICE float from_s64(s64 v) { return __ll2float_rn(v); }

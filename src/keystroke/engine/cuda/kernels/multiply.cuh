@@ -67,8 +67,8 @@ DEVICE void stored_weights(const u8* block, int lane, u32 (&a)[16]) {
     const u32 pairs[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      scale[i] = permute_bytes(pairs[i], 0, 0x1010);
-      offset[i] = permute_bytes(pairs[i], 0, 0x3232);
+      scale[i] = low_twice(pairs[i]);
+      offset[i] = high_twice(pairs[i]);
     }
   } else {  // zero is the middle of the range: 32 or 128, times 2**-24
     const uint2 v = *(const uint2*)grid;
@@ -76,8 +76,8 @@ DEVICE void stored_weights(const u8* block, int lane, u32 (&a)[16]) {
     const u32 low = BITS == 8 ? 0x80808080u : 0x80208020u, high = BITS == 8 ? low : 0x82008200u;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      scale[2 * i] = permute_bytes(pairs[i], 0, 0x1010);
-      scale[2 * i + 1] = permute_bytes(pairs[i], 0, 0x3232);
+      scale[2 * i] = low_twice(pairs[i]);
+      scale[2 * i + 1] = high_twice(pairs[i]);
       offset[2 * i] = fma_f16x2(scale[2 * i], low, 0x80008000u);
       offset[2 * i + 1] = fma_f16x2(scale[2 * i + 1], high, 0x80008000u);
     }
@@ -162,7 +162,7 @@ DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int 
     const uint4 q = *(const uint4*)(block + lane * 16);
     const uint2 grid = *(const uint2*)(block + 512 + (lane >> 2) * 8);  // scale, zero of row g; of row g + 8
     const u32 words[4] = {q.x, q.y, q.z, q.w};
-    const u32 zero_low = permute_bytes(grid.x, 0, 0x3232), zero_high = permute_bytes(grid.y, 0, 0x3232);
+    const u32 zero_low = high_twice(grid.x), zero_high = high_twice(grid.y);
     // A nibble below these bits is the float16 1024 + q, or 1024 + 16 q if it is four bits higher; zeros are stored as 1024 + z.
     // So row g needs one subtraction and row g + 8 one multiply-add; both are exact.
     const u32 unit = 0x64006400u, sixteenth = 0x2c002c00u;
