@@ -148,3 +148,18 @@ def assert_rows_alone_equal_rows_together(engine: CudaEngine, prompt: list[int])
                 assert torch.equal(engine._stepper.logits[i], singles[16 - size + i]), (size, i)
             session.rollback(length - size)
             session.extend(prompt)
+
+
+def assert_steps_repeat(engine: CudaEngine, length: int, times: int = 500) -> None:
+    """The same step many times: what blocks pass to each other arrives in another order each time, which
+    must not show."""
+    with engine.session(scope="steps repeat") as session:
+        session.extend(text(length))
+        session.step(sampling=PROBE)
+        first = None
+        for i in range(times):
+            session.rollback(length)
+            session.step(sampling=PROBE)
+            logits = engine._stepper.logits[0].clone()
+            first = logits if first is None else first
+            assert torch.equal(logits, first), i

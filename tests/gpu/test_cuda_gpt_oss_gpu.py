@@ -10,6 +10,7 @@ import torch
 from gpu_models import (
     DEVICE,
     assert_rows_alone_equal_rows_together,
+    assert_steps_repeat,
     blocks,
     family,
     last_logits,
@@ -93,3 +94,8 @@ def test_matrices_are_widened_to_the_kernels_own_numbers(model: Loaded) -> None:
         slow = unpack(packed, weights._places[name], matrix, rows)
         assert torch.equal(weights.unpacker.unpack(name, packed, matrix, rows, None), slow), name
         at += matrix.bytes
+
+
+@pytest.mark.parametrize("length", [1000, 2500])
+def test_a_step_taken_again_has_the_same_bits(model: Loaded, length: int) -> None:
+    assert_steps_repeat(model[0], length)

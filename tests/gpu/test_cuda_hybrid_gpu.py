@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_models import DEVICE, blocks, family, last_logits, needs_hopper, text
+from gpu_models import DEVICE, assert_steps_repeat, blocks, family, last_logits, needs_hopper, text
 from torch import Tensor
 
 from keystroke.engine.base import StepRequest
@@ -99,3 +99,8 @@ def test_drafts_rollbacks_and_other_sessions_change_no_token(model: Loaded) -> N
     assert [[step[i].tokens[0] for step in steps] for i in range(3)] == alone
     for session in sessions:
         session.close()
+
+
+@pytest.mark.parametrize("length", [1000, 2500])
+def test_a_step_taken_again_has_the_same_bits(model: Loaded, length: int) -> None:
+    assert_steps_repeat(model[0], length)

@@ -416,6 +416,12 @@ DEVICE float shuffle_xor(float v, int mask) { return shuffle_any(v, mask); }
 DEVICE int shuffle_xor_int(int v, int mask) { return shuffle_any(v, mask); }
 DEVICE u64 shuffle_xor_u64(u64 v, int mask) { return shuffle_any(v, mask); }
 DEVICE double shuffle_xor_double(double v, int mask) { return shuffle_any(v, mask); }
+OUT_OF_LINE u32 ballot(bool v) {
+  const u32 word = v;
+  u32(*all)[10] = emulator::exchange(&word, 1), bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= all[lane][0] << lane;
+  return bits;
+}
 OUT_OF_LINE int warp_sum(int v) {
   u32(*all)[10] = emulator::exchange((const u32*)&v, 1), sum = 0;
   for (int lane = 0; lane < 32; ++lane) sum += all[lane][0];

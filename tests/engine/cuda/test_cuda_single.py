@@ -38,11 +38,23 @@ class RecordingLauncher(EmulatedLauncher):
         super().launch(parameters, bucket, sparse, shape)
 
 
-@pytest.mark.parametrize("spec", [MIXTURE, HYBRID], ids=["mixture", "hybrid"])
+DENSE = tiny_spec("qwen3")
+
+
+@pytest.mark.parametrize(
+    ("spec", "blocks"),
+    [
+        pytest.param(MIXTURE, 3, id="mixture"),
+        pytest.param(MIXTURE, 10, id="mixture, two blocks without experts"),
+        pytest.param(DENSE, 3, id="dense"),
+        pytest.param(DENSE, 10, id="dense, two blocks without a part of some matrices"),
+        pytest.param(HYBRID, 3, id="hybrid"),
+    ],
+)
 def test_a_kernel_for_one_row_gives_the_bits_of_the_kernel_for_any(
-    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+    spec: ModelSpec, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = tiny_weights(spec, "int8", blocks=3)
+    weights = tiny_weights(spec, "int8", blocks=blocks)
     launcher = RecordingLauncher(weights.plan)
     found: dict[str, list[torch.Tensor]] = {}
     for name, single, near in (("any", False, 2048), ("near", True, 2048), ("far", True, 0)):

@@ -429,7 +429,7 @@ class Plan:
         """Bytes that a block keeps in flight: more for bandwidth in large layers, fewer for latency in
         small."""
         if self.spec.experts is not None:
-            return 2 * self.stage_bytes(1)
+            return max(61_824, 2 * self.stage_bytes(1))
         if self.layer_bytes > _LARGE_LAYER * self.blocks:
             return 66_048
         return max(49_536, (2 if self.stored is None else 3) * self.stage_bytes(1))

@@ -24,8 +24,10 @@ DEVICE int chunks_of(const Control& c, int m) {  // partial results that row m h
 DEVICE int find_unit(const Control& c, int number, Unit& unit, short& part) {
   // Queries that are sent are received once if all units of a block have the same head.
   const int aligned = SINGLE == 2 && QUERY_TAGS && gridDim.x >= KV_HEADS ? gridDim.x / KV_HEADS * KV_HEADS : gridDim.x;
-  if (blockIdx.x >= aligned) return NONE;
-  int index = blockIdx.x + number * aligned, chosen = 0;
+  SHARED_MEMORY(memory);
+  const int place = BY_PLACE ? *(const int*)(memory + PLACE_AT) : blockIdx.x;
+  if (place >= aligned) return NONE;
+  int index = place + number * aligned, chosen = 0;
   for (int s = 0; s < c.sequences; ++s) {
     if (SPARSE && c.budget[s]) {
       for (int m = c.first[s]; m < c.first[s] + c.count[s]; ++m) chosen += chunks_of(c, m) * KV_HEADS;
@@ -35,6 +37,7 @@ DEVICE int find_unit(const Control& c, int number, Unit& unit, short& part) {
     const int chunks = chunks_to(last), tiles = (c.count[s] * GROUP + 15) / 16;
     const int units = chunks * tiles * KV_HEADS * VALUE_PARTS;
     if (index < units) {
+      if (BY_PLACE) index = units - 1 - index;
       part = index % VALUE_PARTS;
       index /= VALUE_PARTS;
       unit.sequence = s;
@@ -183,7 +186,7 @@ DEVICE void leave_seen_page(Worker& w, int i, u32 seen) {
   if (!LONG_RUNS) return leave_page<WARPS>(w, i);
   if (SPARSE || i % DENSITY != DENSITY - 1) return;
   warp_sync();
-  if (w.lane == 0) barrier_arrive_behind(&w.ring.empty[w.ring.at.stage], seen, (u32)(w.rows >> 31));
+  if (w.lane == 0) barrier_arrive_behind(&w.ring.empty[w.ring.at.stage], seen, (u32)(w.p->x_stride >> 31));
   w.ring.at.advance(w.ring.count);
 }
 // Releases the ring stages of a unit.
@@ -334,6 +337,12 @@ DEVICE u32 seen_of(const Values& v) {
   for (int i = 0; i < V_PARTS; ++i)
 #pragma unroll
     for (int n = 0; n < V_TILES; ++n) seen |= v.part[i][n].x;
+  return seen;
+}
+DEVICE u32 seen_of(const Keys& k) {
+  u32 seen = 0;
+#pragma unroll
+  for (int i = 0; i < K_PARTS; ++i) seen |= k.part[i].x;
   return seen;
 }
 template <int T>
@@ -567,7 +576,8 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       const Stored* page = await_keys<T>(w, 0);
 #pragma unroll
       for (int e = 0; e < EACH; ++e) k[e] = load_keys<true>(page + key_at(e));
-      leave_page<PARTY>(w, 0);
+      if constexpr (EACH == 1) leave_seen_page(w, 0, seen_of(k[0]));
+      else leave_page<PARTY>(w, 0);
     } else if (KNOWN) {
       k[0] = known.page.keys;
       put_keys(w, k[0], known.slot, known.own, known.sent);
@@ -654,7 +664,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
   }
   if (T == 1 && EACH == 1 && cold) {
     v[0] = load_values<true>(await_values<T>(w, share, 0, 1) + value_at(0));
-    leave_page<PARTY>(w, 1);
+    leave_seen_page(w, 1, seen_of(v[0]));
   } else if (T == 1 && KNOWN) {
     put_values(w, v[0], known.slot, known.own, known.sent);
   }

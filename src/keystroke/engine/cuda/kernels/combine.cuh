@@ -103,19 +103,44 @@ DEVICE void combine_near(Worker& w, int layer, int pairs, const Pairs& place) {
     const float2* norms = w.p->partial_norm + base + w.lane;
     const float sink = sink_of(w, layer, head);
     const float* from = w.p->partial + (base + half * 16) * HEAD_DIM + d;
-    if (!waited) wait_for_partials(w);
+    if (!GUARDED && !waited) wait_for_partials(w);
     uint2 norm = make_uint2(w.tag, w.tag);
+    const auto lacks = [&] { return (((norm.x ^ w.tag) | (norm.y ^ w.tag)) & 3) != 0; };
     if (w.lane < chunks) norm = poll8(norms);
     u32 raw[16][DIMS];
 #pragma unroll
-    for (int c = 0; c < 16; ++c) {
+    for (int c = 0; c < 16; ++c)
 #pragma unroll
       for (int e = 0; e < DIMS; ++e) raw[c][e] = w.tag;
-      if (c < others) ask(from + c * HEAD_DIM, raw[c]);
-    }
-    while (((norm.x ^ w.tag) | (norm.y ^ w.tag)) & 3) {  // while those are on their way
-      spin();
-      norm = poll8(norms);
+    const auto off = [&] {
+      u32 off = 0;
+#pragma unroll
+      for (int c = 0; c < 16; ++c) off |= off_tags(raw[c], w.tag);
+      return off;
+    };
+    if constexpr (GUARDED) {  // the values of each chunk are asked for when its norm is there
+#pragma unroll 1
+      for (u32 asked = 0;;) {
+        const u32 there = ballot(!lacks()), now = (there & ~asked) >> half * 16;
+#pragma unroll
+        for (int c = 0; c < 16; ++c)
+          if (c < others && now >> c & 1) ask(from + c * HEAD_DIM, raw[c]);
+        asked = there;
+        if (asked == 0xffffffffu) {
+          if (!ballot(off() != 0)) break;
+          asked = 0;  // rare: a norm came before its values
+        }
+        spin();
+        if (lacks()) norm = poll8(norms);
+      }
+    } else {
+#pragma unroll
+      for (int c = 0; c < 16; ++c)
+        if (c < others) ask(from + c * HEAD_DIM, raw[c]);
+      while (lacks()) {  // while those are on their way
+        spin();
+        norm = poll8(norms);
+      }
     }
     float whole;
     const float weight = group_weight(w.lane < chunks ? untagged(norm.x) : -INFINITY, w.lane < chunks ? untagged(norm.y) : 0.0f, sink, whole);
@@ -123,11 +148,7 @@ DEVICE void combine_near(Worker& w, int layer, int pairs, const Pairs& place) {
     weights[w.lane] = weight;
     warp_sync();
     if (SPARSE && at % PARTS == 0) raise_doubt(w, m, head, whole);
-    while (true) {  // one look at all of them: sixteen branches take longer than the sums
-      u32 off = 0;
-#pragma unroll
-      for (int c = 0; c < 16; ++c) off |= off_tags(raw[c], w.tag);
-      if (!off) break;
+    while (!GUARDED && off()) {  // one look at all of them: sixteen branches take longer than the sums
       spin();
 #pragma unroll
       for (int c = 0; c < 16; ++c)
@@ -150,7 +171,7 @@ DEVICE void combine_near(Worker& w, int layer, int pairs, const Pairs& place) {
         leave(w, to, d + e, pack_activation((sum[e] + other[e]) * gate.x, (sum[e + 1] + other[e + 1]) * gate.y));
       }
   }
-  if (!waited) wait_for_partials(w);
+  if (!GUARDED && !waited) wait_for_partials(w);
 }
 // 32 dimensions of one head of one row by a whole block, for more chunks than tags cover: a barrier has ensured that they are
 // written, so a thread loads eight chunks at a time.
@@ -253,11 +274,14 @@ DEVICE void gather(Worker& w, int layer) {
   if (w.fused) {
     constexpr int DIMS = EACH * HEAD_DIM > COMPUTE ? 4 : 2;  // so that few heads keep all warps busy
     const int heads = parts * EACH;
+    const u32 seen = GUARDED ? ask_readers(w) : 0;
+    if (GUARDED) compute_sync();  // neither the operand nor the scratch is needed any more
     combine_near<DIMS>(w, layer, heads * w.rows, [&](int i, int& m, int& head) {
       m = i / heads;
       head = from * EACH + i - m * heads;
       return w.operand + m * w.p->x_stride + head * HEAD_DIM;
     });
+    if (GUARDED) check_readers(w, seen);
     return;
   }
   if (w.few) {

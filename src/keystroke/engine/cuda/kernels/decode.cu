@@ -42,8 +42,10 @@ DEVICE void read_keys(Worker& w, int kv) {
   attend(w, kv);
   mark(w);
   refresh(w);
-  if (w.tag) arrive_early(w);
-  else arrive(w);
+  if (!GUARDED) {
+    if (w.tag) arrive_early(w);
+    else arrive(w);
+  }
   gather(w, kv);
   mark(w);
   project_output(w);
@@ -83,6 +85,7 @@ DEVICE void compute(Worker& w) {
     mark(w);
     normalise(w, layer * 2, sums, is_delta(layer) ? DELTA_SPAN : QKV);
     export_features(w, layer, sums);
+    if (GUARDED) arrive_early(w);
     mark(w);
     if (is_delta(layer)) read_recurrently(w, deltas++);
     else read_keys(w, layer - deltas);
@@ -92,6 +95,8 @@ DEVICE void compute(Worker& w) {
     const float bias = router_bias(w, layer, blockIdx.x);  // asked for before the wait
 #endif
     normalise(w, layer * 2 + 1, sums + O_SPLIT, GATE_UP);
+    const bool read = GUARDED || (MIXTURE && tags_activations(w));  // announced here, not behind gate and up
+    if (read) arrive_early(w);
     mark(w);
 #if EXPERTS
     choose_experts(w, layer, bias);
@@ -101,10 +106,13 @@ DEVICE void compute(Worker& w) {
     project_gate_up(w);
 #endif
     mark(w);
-    if (tags_activations(w)) arrive_early(w);
-    else arrive(w);
+    if (!read) {
+      if (tags_activations(w)) arrive_early(w);
+      else arrive(w);
+    }
     refresh(w);
 #if EXPERTS
+    receive_activations(w);
     if (wide_down(layer)) add_experts<WideDown>(w);
     else add_experts<Down>(w);
 #if HOST_EXPERTS
@@ -157,10 +165,11 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
   }
   Span* spans = (Span*)(memory + SPANS_AT);
   if (thread == 32) {
-    spans[QKV] = share_qkv();
-    spans[OUTPUT] = share(Output::units, OUTPUT);
-    spans[GATE_UP] = share(USED_EXPERTS * GateUp::units, GATE_UP);  // of several rows of a mixture: set anew in each layer
-    spans[DOWN] = share(USED_EXPERTS * Down::units, DOWN);
+    *(u32*)(memory + PLACE_AT) = 0;
+    spans[QKV] = share_qkv(blockIdx.x);
+    spans[OUTPUT] = share_parts(Output::units, HIDDEN / 16, O_ALONE ? WARPS : 1, OUTPUT);
+    spans[GATE_UP] = share_parts(USED_EXPERTS * GateUp::units, GateUp::units, 1, GATE_UP);  // of several rows of a mixture: set anew in each layer
+    spans[DOWN] = share_parts(USED_EXPERTS * Down::units, MIXTURE ? Down::units : HIDDEN / 16, MIXTURE && Down::blocks < 3 * WARPS ? WARPS : 1, DOWN);
     spans[HEAD] = share(Head::units, HEAD);
 #if DELTA_LAYERS
     spans[DELTA_SPAN] = share(DeltaIn::units, DELTA_SPAN);
@@ -178,6 +187,10 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     return;
   }
   Share* listed = (Share*)(memory + SHARES_AT);
+  if constexpr (BY_PLACE) {
+    place_block(thread, (u32*)(memory + PLACE_AT));
+    __syncthreads();
+  }
   if (thread < LISTED) listed[thread] = look_up(p, *control, thread);
   __syncthreads();
   Ring ring;
@@ -197,37 +210,104 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       s.in_flight = p.in_flight;
       s.policy = streaming_policy();
       const int lent = lent_stages(listed);
+      const Routing& routing = *(const Routing*)(memory + ROUTING_AT);
       const u8* at = p.layers;
       int deltas = 0;
       for (int layer = 0; layer < LAYERS; ++layer) {
+        const bool delta = is_delta(layer), wide = wide_down(layer);
+        // One loop over a layer's matrices, so that the code which brings them is there once.
+        enum { FIRST, SECOND, BETWEEN, ROUTERS, UP, BACK, PARTS };
+        int unit = 0;  // of a mixture: the next
+#pragma unroll 1
+        for (int part = FIRST; part < PARTS;) {
+          Stretch t = {at, 0, 0, 1, 0, 1, STAGE, STAGE};
+          s64 bytes = 0;  // to the next matrix, if this is the end of one
+          const int now = part++;
+          switch (now) {
+            case FIRST:
 #if DELTA_LAYERS
-        if (is_delta(layer)) {
-          at = stream_delta(s, p, deltas++, at);
-        } else {
-#else
-        {
+              if (delta) {
+                t = stretch<DeltaIn>(at, spans[DELTA_SPAN]);
+                bytes = DeltaIn::bytes;
+                break;
+              }
 #endif
-          stream<Qkv>(s, at, until(spans[QKV], QK_UNITS));
-          at += Qkv::bytes;
-          if constexpr (VALUES_APART) {
-            stream<ValueRows>(s, at, beyond(spans[QKV], QK_UNITS));
-            at += ValueRows::bytes;
-          }
-          if (!SPARSE) stream_pages(s, p, *control, layer - deltas, listed);
-          for (int i = 0; i < lent; ++i) lend(s);
-          stream<Output>(s, at, spans[OUTPUT]);
-          at += Output::bytes;
-        }
-        const bool wide = wide_down(layer);
+              t = stretch<Qkv>(at, until(spans[QKV], QK_UNITS));
+              bytes = Qkv::bytes;
+              break;
+            case SECOND:
+#if DELTA_LAYERS
+              if (delta) {
+                t = rows_of_floats(p.delta_heads + (s64)deltas * 2 * DELTA_VALUE_HEADS * HIDDEN, 2 * DELTA_VALUE_HEADS);
+                break;
+              }
+#endif
+              if constexpr (VALUES_APART) {
+                t = stretch<ValueRows>(at, beyond(spans[QKV], QK_UNITS));
+                bytes = ValueRows::bytes;
+              }
+              break;
+            case BETWEEN:
+#if DELTA_LAYERS
+              if (delta) {
+                ++deltas;
+                t = stretch<DeltaOut>(at, spans[OUTPUT]);
+                bytes = DeltaOut::bytes;
+                break;
+              }
+#endif
+              if (!SPARSE) stream_pages(s, p, *control, layer - deltas, listed);
+              for (int i = 0; i < lent; ++i) lend(s);
+              t = stretch<Output>(at, spans[OUTPUT]);
+              bytes = Output::bytes;
+              break;
 #if EXPERTS
-        at = stream_experts(s, p, layer, at, wide, *(const Routing*)(memory + ROUTING_AT), (u64*)(memory + ROUTED_AT));
+            case ROUTERS:
+              t = rows_of_floats(p.routers + (s64)layer * ALL_EXPERTS * HIDDEN, ALL_EXPERTS);
+              break;
+            case UP:
+              if (unit == 0) {
+                barrier_wait((u64*)(memory + ROUTED_AT), layer & 1);
+                unit = spans[GATE_UP].low;
+              }
+              if (unit < spans[GATE_UP].high) {
+                t = stretch_of_expert<GateUp>(at, spans[GATE_UP], unit, routing);
+                unit += t.high - t.low;
+              }
+              if (unit < spans[GATE_UP].high) {
+                part = UP;
+                break;
+              }
+              bytes = (HOST_EXPERTS ? p.resident : ALL_EXPERTS) * GateUp::bytes;
+              unit = spans[DOWN].low;
+              break;
+            case BACK:
+              if (unit < spans[DOWN].high) {
+                t = wide ? stretch_of_expert<WideDown>(at, spans[DOWN], unit, routing) : stretch_of_expert<Down>(at, spans[DOWN], unit, routing);
+                unit += t.high - t.low;
+              }
+              if (unit < spans[DOWN].high) {
+                part = BACK;
+                break;
+              }
+              bytes = (HOST_EXPERTS ? p.resident : ALL_EXPERTS) * (wide ? WideDown::bytes : Down::bytes);
+              break;
 #else
-        stream<GateUp>(s, at, spans[GATE_UP]);
-        at += GateUp::bytes;
-        if (wide) stream<WideDown>(s, at, spans[DOWN]);
-        else stream<Down>(s, at, spans[DOWN]);
-        at += wide ? WideDown::bytes : Down::bytes;
+            case UP:
+              t = stretch<GateUp>(at, spans[GATE_UP]);
+              bytes = GateUp::bytes;
+              break;
+            case BACK:
+              t = wide ? stretch<WideDown>(at, spans[DOWN]) : stretch<Down>(at, spans[DOWN]);
+              bytes = wide ? WideDown::bytes : Down::bytes;
+              break;
 #endif
+          }
+          // What a mixture needs in any case has time; fewer bytes in flight then delay what blocks send to each other less.
+          if (MIXTURE && SINGLE == 1) s.in_flight = now < UP ? STAGE : p.in_flight;
+          stream(s, t);
+          at += bytes;
+        }
       }
       stream<Head>(s, p.head, spans[HEAD]);
       wait_for_copies();  // a thread stays until what it asked for is there

@@ -171,13 +171,4 @@ DEVICE void project_delta_output(Worker& w) {
     multiply_alone<DeltaOut>(w, span.low, span.high, column, finish, span.low);
   else multiply<DeltaOut>(w, span.low, span.high, column, finish);
 }
-
-// The streaming warp: the matrices of such a layer. Returns where its feed-forward part begins.
-DEVICE const u8* stream_delta(Streamer& s, const Parameters& p, int delta, const u8* at) {
-  stream<DeltaIn>(s, at, s.spans[DELTA_SPAN]);
-  const float* heads = p.delta_heads + (s64)delta * 2 * DELTA_VALUE_HEADS * HIDDEN;
-  for (int e = blockIdx.x; e < 2 * DELTA_VALUE_HEADS; e += gridDim.x) bring(s, heads + (s64)e * HIDDEN, HIDDEN * 4);
-  stream<DeltaOut>(s, at + DeltaIn::bytes, s.spans[OUTPUT]);
-  return at + DeltaIn::bytes + DeltaOut::bytes;
-}
 #endif

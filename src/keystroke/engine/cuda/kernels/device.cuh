@@ -146,6 +146,7 @@ DEVICE int shuffle_xor_int(int v, int mask) { return __shfl_xor_sync(0xffffffffu
 DEVICE u64 shuffle_xor_u64(u64 v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEVICE double shuffle_xor_double(double v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 
+DEVICE u32 ballot(bool v) { return __ballot_sync(0xffffffffu, v); }
 DEVICE int warp_sum(int v) { return __reduce_add_sync(0xffffffffu, v); }
 DEVICE int warp_max(int v) { return __reduce_max_sync(0xffffffffu, v); }
 

@@ -50,7 +50,7 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag) {
   constexpr int EACH = EXPERTS / 32, MASK = (1 << EXPERT_BITS) - 1, LEAST = -2147483647 - 1;
   static_assert(EXPERTS % 32 == 0 && EXPERTS <= 512, "every lane has as many experts");
   const u32* from = (const u32*)w.p->expert_scores + m * ALL_EXPERTS + w.lane * EACH;
-  u32 raw[EACH];
+  u32 raw[EACH], shared = SHARED_EXPERT ? relaxed_load(from - w.lane * EACH + EXPERTS) : 0;
   load_scores(from, raw);
   while (true) {
     u32 off = 0;
@@ -61,29 +61,33 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag) {
     load_scores(from, raw);
   }
   warp_sync();
-  int keys[EACH];
+  int keys[EACH], mine = 0;  // the k-th best, of lane k
+  float* scores = w.scratch + 2 * MAX_ROWS * WARPS + w.warp * EXPERTS;  // behind what `for_scores` needs
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) keys[i] = (ordered(untagged(raw[i])) & ~MASK) | (MASK - (w.lane * EACH + i));
-#pragma unroll 2
+  for (int i = 0; i < EACH; ++i) {
+    keys[i] = (ordered(untagged(raw[i])) & ~MASK) | (MASK - (w.lane * EACH + i));
+    scores[w.lane * EACH + i] = untagged(raw[i]);
+  }
+#pragma unroll
   for (int k = 0; k < TOP_EXPERTS; ++k) {
     int best = keys[0];
 #pragma unroll
     for (int i = 1; i < EACH; ++i) best = keys[i] > best ? keys[i] : best;
     best = warp_max(best);
 #pragma unroll
-    for (int i = 0; i < EACH; ++i)
-      if (keys[i] == best) {  // this lane's
-        w.routing->expert[m][k] = (u16)(MASK - (best & MASK));
-        if (BY_RANK) w.routing->listed[k] = (u16)(MASK - (best & MASK));
-        w.routing->weight[m][k] = untagged(raw[i]);
-        keys[i] = LEAST;
-      }
+    for (int i = 0; i < EACH; ++i) keys[i] = keys[i] == best ? LEAST : keys[i];
+    if (w.lane == k) mine = best;
+  }
+  const int expert = MASK - (mine & MASK);
+  if (w.lane < TOP_EXPERTS) {
+    w.routing->expert[m][w.lane] = (u16)expert;
+    if (BY_RANK) w.routing->listed[w.lane] = (u16)expert;
   }
   if (BY_RANK && SHARED_EXPERT && w.lane == 0) w.routing->listed[TOP_EXPERTS] = EXPERTS;
   warp_sync();
   if (BY_RANK && w.lane == 0) barrier_arrive(w.routed);  // the streaming warp needs no weights
-  const float top = w.routing->weight[m][0];
-  const float power = w.lane < TOP_EXPERTS ? __expf(w.routing->weight[m][w.lane] - top) : 0.0f;
+  const float top = scores[w.routing->expert[m][0]];
+  const float power = w.lane < TOP_EXPERTS ? __expf(scores[expert] - top) : 0.0f;
   float all = power;
   if (EXPERT_SOFTMAX_OF_ALL) {
     all = 0.0f;
@@ -96,14 +100,12 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag) {
   if (w.lane < TOP_EXPERTS) w.routing->weight[m][w.lane] = power / all * EXPERT_SCALE;
   if (!SHARED_EXPERT) return;
   if (w.lane == TOP_EXPERTS) {
-    const u32* score = (const u32*)w.p->expert_scores + m * ALL_EXPERTS + EXPERTS;
-    u32 bits = relaxed_load(score);
-    while ((bits ^ tag) & 3) {
+    while ((shared ^ tag) & 3) {
       spin();
-      bits = relaxed_load(score);
+      shared = relaxed_load((const u32*)w.p->expert_scores + m * ALL_EXPERTS + EXPERTS);
     }
     w.routing->expert[m][TOP_EXPERTS] = EXPERTS;
-    w.routing->weight[m][TOP_EXPERTS] = quotient(1.0f, 1.0f + __expf(-untagged(bits)));
+    w.routing->weight[m][TOP_EXPERTS] = quotient(1.0f, 1.0f + __expf(-untagged(shared)));
   }
   warp_sync();
 }
@@ -181,22 +183,16 @@ DEVICE void for_experts(const Routing& r, const Span& span, const Each& each) {
   }
 }
 
-// The streaming warp: the router's rows, then the matrices of the chosen experts. Returns where the next layer begins.
+// The streaming warp: units of the chosen experts from unit `low` of this block's share on, those of one expert at a time.
 template <class M>
-DEVICE const u8* stream_chosen(Streamer& s, const u8* at, const Span& span, const Routing& r, int resident) {
+DEVICE Stretch stretch_of_expert(const u8* at, const Span& span, int low, const Routing& r) {
+  const int slot = low / M::units, zero = slot * M::units;
 #if HOST_EXPERTS
-  for_experts<M>(r, span, [&](int from, int end, int, int zero) { stream<M>(s, at + r.place[zero / M::units] * M::bytes, Span{from - zero, end - zero}); });
-  return at + resident * M::bytes;
+  const int place = r.place[slot];
 #else
-  for_experts<M>(r, span, [&](int from, int end, int expert, int zero) { stream<M>(s, at + expert * M::bytes, Span{from - zero, end - zero}); });
-  return at + ALL_EXPERTS * M::bytes;
+  const int place = r.listed[slot];
 #endif
-}
-DEVICE const u8* stream_experts(Streamer& s, const Parameters& p, int layer, const u8* at, bool wide, const Routing& r, u64* routed) {
-  for (int e = blockIdx.x; e < ALL_EXPERTS; e += gridDim.x) bring(s, p.routers + ((s64)layer * ALL_EXPERTS + e) * HIDDEN, HIDDEN * 4);
-  barrier_wait(routed, layer & 1);
-  at = stream_chosen<GateUp>(s, at, s.spans[GATE_UP], r, p.resident);
-  return wide ? stream_chosen<WideDown>(s, at, s.spans[DOWN], r, p.resident) : stream_chosen<Down>(s, at, s.spans[DOWN], r, p.resident);
+  return stretch<M>(at + place * M::bytes, Span{low - zero, (zero + M::units < span.high ? zero + M::units : span.high) - zero});
 }
 
 // Some models clamp gate and up, and have a steeper sigmoid and an up that is one larger.
@@ -266,21 +262,27 @@ DEVICE void load_expert_activations(Worker& w, int first, int slots, bool whole,
   }
 }
 
-// The down projections of the chosen experts, added to the residual stream. Waits for the previous phase.
-template <class M>
-DEVICE void add_experts(Worker& w) {
+// The experts' activations, if a row of the operand holds all of them. Waits for the previous phase.
+DEVICE void receive_activations(Worker& w) {
   const Span span = w.spans[DOWN];
-  const Routing& r = *w.routing;
-  const bool whole = takes_whole(w), tags = tags_activations(w);
+  const bool tags = tags_activations(w);
   // Tagged activations need no barrier: a block that still reads them has yet to add to the residual stream, without which no
   // other reaches the next layer's gate and up projection.
   if (tags) compute_sync();  // the operand is no longer needed
   else wait(w);
   mark(w);
-  if (whole && span.low < span.high) {
-    load_expert_activations(w, span.low / M::units, (span.high - 1) / M::units + 1 - span.low / M::units, true, tags);
-    compute_sync();
-  }
+  const u32 seen = tags ? ask_readers(w) : 0;
+  if (takes_whole(w) && span.low < span.high)
+    load_expert_activations(w, span.low / Down::units, (span.high - 1) / Down::units + 1 - span.low / Down::units, true, tags);
+  if (tags) check_readers(w, seen);  // a block without a share too: its next announcement must not be counted as another's of this
+  if (takes_whole(w)) compute_sync();
+}
+// The down projections of the chosen experts, added to the residual stream.
+template <class M>
+DEVICE void add_experts(Worker& w) {
+  const Span span = w.spans[DOWN];
+  const Routing& r = *w.routing;
+  const bool whole = takes_whole(w);
   for_experts<M>(r, span, [&](int from, int end, int, int zero) {
     const int slot = zero / M::units;
     if (!whole) {

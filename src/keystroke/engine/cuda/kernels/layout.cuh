@@ -252,7 +252,8 @@ constexpr int ARRIVAL_AT = SMALL_AT + 512;    // barrier of rows on their way in
 constexpr int BROUGHT_AT = ARRIVAL_AT + 8;    // barriers of what computing warps ask for: one each, one for each page of values,
 constexpr int BROUGHT = WARPS + CHUNK / PAGE + 1;  // one for the keys of a chunk of one page
 constexpr int ROUTED_AT = BROUGHT_AT + BROUGHT * 8;  // barrier of the experts that a layer's rows use: chosen
-static_assert(ROUTED_AT + 8 <= SMALL_AT + 640, "barriers fit their memory");
+constexpr int PLACE_AT = ROUTED_AT + 8;       // this block's place among those that attend (`place_block`)
+static_assert(PLACE_AT + 8 <= SMALL_AT + 640, "barriers fit their memory");
 constexpr int LISTED = 16;                    // shares of attention that a block looks up once for all layers
 constexpr int SHARE_BYTES = 48;
 constexpr int SHARES_AT = SMALL_AT + 640;
@@ -283,6 +284,9 @@ constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;  // 
 constexpr int SENT_AT = 16 * (PAGE + PAD) * 2 + 2 * WARPS * 16 * 4;  // of a unit's scratch: behind what one page of keys needs
 constexpr int SENT_STRIDE = HEAD_DIM + 8;
 constexpr int SENT_ROWS = ((ATTENTION_BYTES - SENT_AT) / (2 * SENT_STRIDE) - 16) / 2;  // beside 16 queries
+// Whether a single row passes everything between blocks with tags. No phase then waits for the end of another; but a block adds to
+// the residual stream only when all have read what was there before (`check_readers`).
+constexpr bool GUARDED = SINGLE == 1 && TAGS && QUERY_TAGS && ACTIVATION_TAGS && WHOLE && !HOST_EXPERTS && SENT_ROWS > 0;
 constexpr int SELECTION_BYTES = HEAD_DIM > 128 ? 8192 : 4096;
 constexpr int SUMS_BYTES = BUFFERS * WARPS * 16 * SUM_STRIDE * 4;  // the same for a single row, so that one plan serves both
 constexpr int SCRATCH_BYTES = SUMS_BYTES > 2 * ATTENTION_BYTES + SELECTION_BYTES ? SUMS_BYTES : 2 * ATTENTION_BYTES + SELECTION_BYTES;

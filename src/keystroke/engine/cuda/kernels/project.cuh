@@ -126,7 +126,7 @@ DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width,
 constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int LEAST_QKV = least(QKV_UNITS, (int)(QKV_COST / (QK_COST > VALUE_COST ? QK_COST : VALUE_COST)));
 constexpr int LEAST_UNITS = least(least(LEAST_QKV, Output::units), USED_EXPERTS * least(GateUp::units, Down::units));
-DEVICE bool announces_sums_early() { return SINGLE && TAGS && !HOST_EXPERTS && gridDim.x <= LEAST_UNITS; }
+DEVICE bool announces_sums_early() { return GUARDED || (SINGLE && TAGS && !HOST_EXPERTS && gridDim.x <= LEAST_UNITS); }
 
 // Fills the operand with the normalised residual rows, of `sums` sums each. Waits for the previous phase.
 DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
@@ -347,7 +347,9 @@ DEVICE void load_activated(Worker& w, int first, int parts) {
   const u32* tagged = w.p->tagged + at;
   const u16* plain = w.p->activated + at;
   u16* to = w.operand + at;
-  if (tags) wait_early(w);
+  const u32 seen = GUARDED ? ask_readers(w) : 0;
+  if (GUARDED) compute_sync();  // the operand is no longer needed
+  else if (tags) wait_early(w);
   else wait(w);
   mark(w);
   for (int m = 0; m < w.rows; ++m)
@@ -378,6 +380,7 @@ DEVICE void load_activated(Worker& w, int first, int parts) {
           *(uint2*)(to + m * w.p->x_stride + part * Down::inner + i * COMPUTE * 4) = make_uint2(v[i].x, v[i].y);
         }
     }
+  if (GUARDED) check_readers(w, seen);
 }
 // Waits for the previous phase. M is the format of this layer's matrix; its share and splits do not depend on it.
 template <class M>

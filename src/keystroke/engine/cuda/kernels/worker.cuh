@@ -12,15 +12,44 @@ DEVICE Span share(int units, int matrix) {
   return s;
 }
 
+// The same for a single row, of a matrix in parts of `part` units of which each needs an input of its own: no block's share crosses
+// parts, if that costs no block another round. `together` units of a block are computed side by side. Some blocks may have none, so
+// this is only for steps that do not depend on a sum of every block (`announces_sums_early`).
+constexpr bool WHOLE_SHARES = GUARDED || (SINGLE == 1 && HYBRID);
+constexpr int whole_share(int units, int part, int together, int blocks) {
+  const int least = (units + blocks - 1) / blocks, rounds = (least + together - 1) / together;
+  for (int each = least; (each + together - 1) / together == rounds && 4 * each <= 5 * least + 4; ++each)
+    if (part % each == 0) return each;
+  return 0;
+}
+DEVICE Span share_parts(int units, int part, int together, int matrix) {
+  const int blocks = gridDim.x, each = WHOLE_SHARES ? whole_share(units, part, together, blocks) : 0;
+  if (!each) return share(units, matrix);
+  const int at = (blockIdx.x + matrix * 29) % blocks * each;
+  return Span{at < units ? at : units, at + each < units ? at + each : units};
+}
+
 // The same for queries, keys and values by cost: a unit belongs to the block in whose equal part of all costs it begins.
 DEVICE int qkv_unit(s64 cost) {  // the first that begins there or later
   constexpr s64 before = (s64)QK_UNITS * QK_COST;
   return (int)(cost <= before ? (cost + QK_COST - 1) / QK_COST : QK_UNITS + (cost - before + VALUE_COST - 1) / VALUE_COST);
 }
-DEVICE Span share_qkv() {
-  const int blocks = gridDim.x, at = blockIdx.x;
+DEVICE Span share_qkv(int at) {
+  const int blocks = gridDim.x;
   if (QKV_UNITS <= blocks) return share(QKV_UNITS, QKV);  // one at most
   return Span{qkv_unit(at * QKV_COST / blocks), qkv_unit((at + 1) * QKV_COST / blocks)};
+}
+
+// A single row: blocks with fewer of those units attend first, and the first of them to the newest keys, which come last. Counts
+// the blocks before this one into `place`, all threads together.
+constexpr bool BY_PLACE = SINGLE == 1;
+DEVICE void place_block(int thread, u32* place) {
+  const auto units = [](int at) { const Span s = share_qkv(at); return s.high - s.low; };
+  const int mine = blockIdx.x, own = units(mine);
+  for (int at = thread; at < gridDim.x; at += 288) {
+    const int other = units(at);
+    if (other < own || (other == own && at < mine)) add_shared(place, 1);
+  }
 }
 
 // The parts of a share of the QKV matrix before and after its unit `middle`.
@@ -90,26 +119,35 @@ DEVICE void lend(Streamer& s) {
   ring.at.advance(ring.count);
 }
 
+// Units low ... high - 1 of a matrix, every `step`-th, as many at a time as a stage holds; larger ones in parts.
+struct Stretch {
+  const u8* matrix;
+  int low, high, step;
+  int unit_bytes, together;
+  int part, last;  // bytes of a part, and of the last one at most
+};
 template <class M>
-DEVICE void stream(Streamer& s, const u8* matrix, const Span& span) {
-  if (M::together > 1) {
-    for (int unit = span.low; unit < span.high; unit += M::together) {
-      const int units = span.high - unit < M::together ? span.high - unit : M::together;
-      bring(s, matrix + unit * M::unit_bytes, units * (int)M::unit_bytes);
-    }
-    return;
-  }
-  for (int unit = span.low; unit < span.high; ++unit) {
-    const u8* from = matrix + unit * M::unit_bytes;
-    for (int chunk = 0; chunk < M::chunks; ++chunk) {
-      const bool last = chunk == M::chunks - 1;
-      const int blocks = last ? M::blocks - chunk * M::per_chunk : M::per_chunk;
-      const int bytes = blocks * block_bytes(M::format) + (last ? TAIL : 0);
+DEVICE Stretch stretch(const u8* matrix, const Span& span) {
+  constexpr int part = M::per_chunk * block_bytes(M::format);
+  if (M::together > 1) return Stretch{matrix, span.low, span.high, M::together, (int)M::unit_bytes, M::together, STAGE, STAGE};
+  return Stretch{matrix, span.low, span.high, 1, (int)M::unit_bytes, 1, part, part + TAIL};
+}
+DEVICE Stretch rows_of_floats(const float* matrix, int rows) {  // every block has every gridDim-th
+  return Stretch{(const u8*)matrix, (int)blockIdx.x, rows, (int)gridDim.x, HIDDEN * 4, 1, STAGE, STAGE};
+}
+DEVICE void stream(Streamer& s, const Stretch& t) {
+  for (int unit = t.low; unit < t.high; unit += t.step) {
+    const u8* from = t.matrix + (s64)unit * t.unit_bytes;
+    for (int left = t.unit_bytes * (t.high - unit < t.together ? t.high - unit : t.together); left > 0;) {
+      const int bytes = left > t.last ? t.part : left;
       bring(s, from, bytes);
       from += bytes;
+      left -= bytes;
     }
   }
 }
+template <class M>
+DEVICE void stream(Streamer& s, const u8* matrix, const Span& span) { stream(s, stretch<M>(matrix, span)); }
 
 // A unit of attention: 16 (row, head of the group) pairs from `row` on of one KV head of one sequence, over one chunk of its
 // keys. `last` is the position of the sequence's last row.
@@ -206,6 +244,17 @@ DEVICE void wait_early(Worker& w) {  // for what shows by itself whether it has 
   if (w.thread == 0)
     while (relaxed_load(&w.p->barrier[0]) < w.arrivals) spin();
   compute_sync();
+}
+
+// Where blocks announce that they have read the residual stream: asked early, waited for before this block adds to it. The block's
+// next barrier passes it on.
+DEVICE u32 ask_readers(const Worker& w) { return w.thread == 0 ? relaxed_load(&w.p->barrier[0]) : 0; }
+DEVICE void check_readers(const Worker& w, u32 seen) {
+  if (w.thread != 0) return;
+  while (seen < w.arrivals) {
+    spin();
+    seen = relaxed_load(&w.p->barrier[0]);
+  }
 }
 
 // Numbers whose last two bits are a tag of the layer that wrote them. A step writes an address in every layer or in none, and
