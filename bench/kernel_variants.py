@@ -32,6 +32,8 @@ from bench.cuda_rows.cuda_parts import (
     QWEN3_CODER_30B,
     QWEN_1_5B,
     QWEN_7B,
+    QWEN_27B_HYBRID,
+    QWEN_35B_HYBRID,
     SMOLLM2_135M,
     blocks,
     random_text,
@@ -110,6 +112,8 @@ PARTS = {
     "moe-30b": KernelPart(QWEN3_CODER_30B, _NEAR, "stored"),
     "moe-gpt-oss": KernelPart(GPT_OSS_20B, (KernelCase(1024), KernelCase(1024, 8)), "stored"),
     "mellum2": KernelPart(MELLUM2, (KernelCase(1024), KernelCase(1024, 8)), "stored"),
+    "hybrid-35b": KernelPart(QWEN_35B_HYBRID, (KernelCase(1024),), "stored"),
+    "hybrid-27b": KernelPart(QWEN_27B_HYBRID, (KernelCase(1024),), "stored"),
 }
 
 
@@ -214,8 +218,9 @@ def measure(name: str, tried: list[str], without: set[str]) -> Iterator[dict[str
 
 
 def variants(part: KernelPart, tried: list[str]) -> list[str]:
-    """The kernel as it is, what others are compared with; those tried; and one that reads the clock."""
-    return ["", *tried, f"PROFILE={part.readings}"]
+    """The kernel as it is, what others are compared with; those tried; and one that reads the clock,
+    where all layers have the same phases."""
+    return ["", *tried] + ([] if part.spec.delta else [f"PROFILE={part.readings}"])
 
 
 def phases(readings: torch.Tensor, names: tuple[str, ...]) -> dict[str, list[int]]:
