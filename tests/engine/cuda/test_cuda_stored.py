@@ -30,7 +30,7 @@ from keystroke.engine.cuda.plan import (
 )
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.stored import Codes, choose_precision, format_for, read_codes, typical_formats
-from keystroke.engine.cuda.target import HOPPER
+from keystroke.engine.cuda.target import HOPPER, Target
 from keystroke.engine.cuda.weights import build_weights, random_weights
 from keystroke.errors import UnsupportedModel
 
@@ -66,8 +66,11 @@ def mixed(name: str) -> str:
 MIXED = Formats(FOUR, SIX_OFFSET, FOUR, FOUR, FOUR, SIX, wide=SIX, wide_layers=frozenset({1}))
 
 
-def engine_of(spec: ModelSpec, formats: Formats, given: dict[str, Tensor | Codes]) -> CudaEngine:
-    weights = build_weights(Plan(spec, "stored", 2, stored=formats), lambda name, _: given[name], CPU)
+def engine_of(
+    spec: ModelSpec, formats: Formats, given: dict[str, Tensor | Codes], target: Target = HOPPER
+) -> CudaEngine:
+    plan = Plan(spec, "stored", 2, stored=formats, target=target)
+    weights = build_weights(plan, lambda name, _: given[name], CPU)
     return CudaEngine(weights, EmulatedLauncher(weights.plan), 2048)
 
 

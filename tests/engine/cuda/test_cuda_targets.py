@@ -7,6 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench.cuda_rows.cuda_parts import (
+    GPT_OSS_20B,
+    MELLUM2,
+    QWEN3_CODER_30B,
+    QWEN_27B_HYBRID,
+    QWEN_35B_HYBRID,
+)
 from cuda_models import tiny_engine, tiny_spec, tiny_tensors
 from torch import Tensor
 
@@ -165,6 +172,18 @@ def test_every_size_of_model_fits_every_kind_of_gpu(name: str, precision: Precis
         sums = 1 + spec.layers * (plan.output.split + plan.down.split)
         assert sums < 1 << 12  # kernels/layout.cuh counts them in so many bits
         assert supports_sparse(plan) == plan.ring_fits_sparse
+
+
+MIXTURES_AND_HYBRIDS = (QWEN3_CODER_30B, GPT_OSS_20B, MELLUM2, QWEN_35B_HYBRID, QWEN_27B_HYBRID)
+
+
+@pytest.mark.parametrize("spec", MIXTURES_AND_HYBRIDS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("name", TARGETS)
+def test_mixtures_and_hybrids_fit_every_kind_of_gpu(name: str, spec: ModelSpec) -> None:
+    target = TARGETS[name]
+    plan = Plan(spec, "stored", MULTIPROCESSORS[name], "bf16", typical_formats(spec), target)
+    for bucket in plan.buckets:
+        assert bucket.ring_offset + bucket.stages * plan.stage_bytes(bucket.tiles_n) <= target.shared_bytes
 
 
 def test_blackwell_with_hoppers_memory_is_cut_as_hopper_is() -> None:

@@ -341,8 +341,14 @@ class Plan:
         ]
         if self.spec.delta is not None:
             parts.append(4 * self.spec.hidden)
-        if self.spec.experts is not None:  # a warp multiplies whole units of an expert's down projection
-            parts += [4 * self.spec.hidden, self.down.unit_bytes, wide.unit_bytes]
+        if self.spec.experts is not None:
+            parts.append(4 * self.spec.hidden)
+            # A warp multiplies whole units of an expert's down projection, if they are short; longer ones
+            # are whole where there is room.
+            whole = (self.down, wide)
+            if self._small_shared_memory:
+                whole = tuple(matrix for matrix in whole if matrix.blocks < 3 * WARPS)
+            parts += [matrix.unit_bytes for matrix in whole]
         return _round_up(max(parts))
 
     def _stage(self, tiles_n: int) -> int:
