@@ -345,10 +345,9 @@ class Plan:
             parts.append(4 * self.spec.hidden)
             # A warp multiplies whole units of an expert's down projection, if they are short; longer ones
             # are whole where there is room.
-            whole = (self.down, wide)
-            if self._small_shared_memory:
-                whole = tuple(matrix for matrix in whole if matrix.blocks < 3 * WARPS)
-            parts += [matrix.unit_bytes for matrix in whole]
+            for matrix in (self.down, wide):
+                if matrix.blocks < 3 * WARPS or not self._small_shared_memory:
+                    parts.append(matrix.unit_bytes)
         return _round_up(max(parts))
 
     def _stage(self, tiles_n: int) -> int:
