@@ -167,7 +167,7 @@ def test_a_snapshot_serves_a_rollback_and_another_session() -> None:
 
 def test_sequences_that_share_too_few_slots_read_again() -> None:
     weights = tiny_weights(hybrid())
-    with CudaEngine(weights, EmulatedLauncher(weights.plan), 1024, state_slots=1) as engine:
+    with CudaEngine(weights, EmulatedLauncher(weights.plan), 1024, slots=1) as engine:
         prompts = [text(5), text(9)[3:]]
         alone = [plain(engine, prompt, 3) for prompt in prompts]
         sessions = [engine.session() for _ in prompts]

@@ -21,6 +21,7 @@ from keystroke.engine.cuda.draft import DraftHead, DraftingLauncher, HeadPlan, h
 from keystroke.engine.cuda.driver import GpuLauncher, cache_folder, compile_in_background
 from keystroke.engine.cuda.expert_use import Uses, exchanges
 from keystroke.engine.cuda.gpu import (
+    MOST_STATES,
     ExpertPlacement,
     choose_resident,
     gpu_report,
@@ -28,6 +29,7 @@ from keystroke.engine.cuda.gpu import (
     kv_token_capacity,
     multiprocessors,
     nvidia_gpu,
+    state_slots,
 )
 from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import LOGGED_ROWS, PAGE, KvPrecision
@@ -58,7 +60,6 @@ __all__ = ["CudaEngine", "build_weights", "gpu_report", "load_cuda"]
 
 _BATCH = 16
 _SLOTS = 256  # sessions at once
-STATE_SLOTS = _BATCH  # recurrent states at once: those of a step must fit
 _POSITIONS_AHEAD = 3  # writable positions of a plain step: its own and those of two launches ahead
 _DRAFT_TOKENS = 6  # longest draft of the draft head: later tokens are rarely right
 _MIN_CHANCE = 0.3  # a draft less likely than this costs more than it saves
@@ -127,7 +128,7 @@ class CudaEngine(Engine):
         *,
         sparse: Sparse = "off",
         draft_head: HeadWeights | None = None,
-        state_slots: int = STATE_SLOTS,
+        slots: int = MOST_STATES,
     ) -> None:
         """Raises NotEnoughMemory, and UsageError for a draft head of another model."""
         plan, spec = weights.plan, weights.plan.spec
@@ -148,7 +149,8 @@ class CudaEngine(Engine):
             if draft_head is not None:
                 raise UsageError(f"draft heads of hybrid models such as {spec.name} are not supported")
             budget = int(kv_tokens * plan.kv_bytes_per_token * SNAPSHOT_SHARE)
-            self.states = StatePool(plan, state_slots, device, budget)
+            self.states = StatePool(plan, slots, device, budget)
+            self.max_batch = min(_BATCH, slots)  # with more, sequences would take each other's states
         shape = (plan.attention_layers, self.pool.pages, spec.kv_heads, PAGE * spec.head_dim)
         try:
             self._keys = torch.zeros(shape, dtype=kind, device=device)
@@ -608,14 +610,15 @@ def load_cuda(
         drafting = None if head is None else HeadPlan(head.config, plan)
         with compile_in_background(plan, sparse=sparse != "off" and supports_sparse(plan), head=drafting):
             weights = load_weights(source, plan, device, host)
+    free, total = torch.cuda.mem_get_info(device)
+    slots = state_slots(weights.plan, free, total)
     if kv_tokens is None:
-        free, total = torch.cuda.mem_get_info(device)
         each = weights.plan.kv_bytes_per_token + (0 if head is None else head_bytes_per_token(head.config))
         if weights.delta is not None:
             each = int(each * (1 + SNAPSHOT_SHARE))
-            free -= STATE_SLOTS * weights.plan.state_bytes
+            free -= slots * weights.plan.state_bytes
         kv_tokens = kv_token_capacity(weights.plan, free, total, each, kv_bytes)
     launcher = GpuLauncher(weights.plan, device)
-    engine = CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head)
+    engine = CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head, slots=slots)
     engine.follows_use = not exact
     return engine

@@ -11,11 +11,14 @@ import torch
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.plan import Formats, KvPrecision, Plan, Precision
 from keystroke.engine.cuda.target import INSTEAD, Target, target_for
+from keystroke.engine.snapshots import SNAPSHOT_SHARE
 from keystroke.errors import KeystrokeError, ModelError, NotEnoughMemory
 
 _MOST_SPARE = 4 << 30
 _FEWEST_TOKENS = 1024  # of KV; with less room a model is not loaded
 _TOKENS_BESIDE_EXPERTS = 16_384  # of KV that experts leave room for
+MOST_STATES = 16  # the sequences of a step, at most
+_STATE_SHARE = 8  # more states than a step needs take at most one part in so many of the room for contexts
 
 ExpertPlacement = Literal["auto", "gpu", "host"]
 
@@ -47,6 +50,24 @@ def kv_token_capacity(plan: Plan, free: int, total: int, each: int, most: int | 
     return min(tokens, wanted)
 
 
+def state_slots(plan: Plan, free: int, total: int) -> int:
+    """How many recurrent states of a hybrid the GPU holds. Sequences beyond them share slots and continue
+    from snapshots."""
+    if plan.spec.delta is None:
+        return 0
+    room = max(free - _prompt_room(plan, total), 0)
+    return min(max(room // _STATE_SHARE // plan.state_bytes, _fewest_states(plan)), MOST_STATES)
+
+
+def _fewest_states(plan: Plan) -> int:
+    """Those of a step's sequences, and two so that a conversation does not lose its state to one request."""
+    return min(max(plan.max_rows, 2), MOST_STATES)
+
+
+def _fewest_state_bytes(plan: Plan) -> int:
+    return 0 if plan.spec.delta is None else _fewest_states(plan) * plan.state_bytes
+
+
 def expert_bytes(plan: Plan) -> int:
     """Bytes of one expert of every layer."""
     whole = replace(plan, resident=None)
@@ -55,13 +76,14 @@ def expert_bytes(plan: Plan) -> int:
 
 
 def bytes_beside_experts(plan: Plan, total: int, kv_tokens: int | None = None) -> int:
-    """GPU memory that a mixture needs beside the experts in it: other weights, a context, and room to read a
-    prompt with the experts of one layer at a time."""
+    """GPU memory that a mixture needs beside the experts in it: other weights, a context, recurrent states,
+    and room to read a prompt with the experts of one layer at a time."""
     spec, experts = plan.spec, plan.spec.experts
     assert experts is not None
     tokens = min(spec.context_length, _TOKENS_BESIDE_EXPERTS) if kv_tokens is None else kv_tokens
     context = tokens * plan.kv_bytes_per_token * 10 // 9
-    return _other_weights(plan) + _prompt_room(replace(plan, resident=0), total) + context
+    states = _fewest_state_bytes(plan)
+    return _other_weights(plan) + _prompt_room(replace(plan, resident=0), total) + states + context
 
 
 def _other_weights(plan: Plan) -> int:
@@ -88,7 +110,7 @@ def choose_resident(
     if wanted == "host":
         return 0
     each = expert_bytes(plan)
-    fewest = (kv_tokens or _FEWEST_TOKENS) * plan.kv_bytes_per_token * 10 // 9
+    fewest = (kv_tokens or _FEWEST_TOKENS) * plan.kv_bytes_per_token * 10 // 9 + _fewest_state_bytes(plan)
     lack = _other_weights(plan) + each * experts.count + spare_bytes(total) + fewest - free
     if most is not None:
         lack = max(lack, each * experts.count - most)
@@ -156,12 +178,13 @@ def gpu_report(
     if resident is not None:
         return _report_of_placement(plan, resident, free, total, torch.cuda.get_device_name(device))
     need = plan.packed_bytes + spec.vocab_size * spec.hidden * 2 + spare_bytes(total)
+    need += _fewest_state_bytes(plan)
     name = torch.cuda.get_device_name(device)
     sizes = f"{name}: {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
     if free < need:
         lack = f"{spec.name} in {precision} needs {need / 1e9:.0f} GB"
         return False, f"{sizes}, but {lack}; choose fewer bits (model.precision) or a smaller model"
-    tokens = (free - need) // plan.kv_bytes_per_token
+    tokens = int((free - need) / (1 if spec.delta is None else 1 + SNAPSHOT_SHARE)) // plan.kv_bytes_per_token
     room = f"leaves room for {tokens:,} tokens of KV in {kv_precision}"
     how = f"kernels for {kind.name}, up to {rows} rows a step"
     return True, f"{sizes}; {how}; {spec.name} in {precision} {room}"
