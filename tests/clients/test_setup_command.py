@@ -41,6 +41,13 @@ MACHINES = {
         gpu=NvidiaGpu("NVIDIA GeForce RTX 4090", 24564 << 20),
         engines=("cuda", "onnx"),
     ),
+    "16 GB GPU": replace(
+        PLAIN,
+        cores=8,
+        memory_bytes=32 * GB,
+        gpu=NvidiaGpu("NVIDIA GeForce RTX 4080", 16376 << 20),
+        engines=("cuda", "onnx"),
+    ),
     "H200": replace(
         PLAIN,
         cores=64,
@@ -85,6 +92,12 @@ class TestRecommendation:
         assert plan.deep == "qwen3-coder"
         assert set(plan.downloads) == {plan.fast, plan.deep}
         assert plan.notes == ()
+
+    def test_a_gpu_of_16_gb_gets_the_mixture_that_fits(self) -> None:
+        plan = planned("16 GB GPU")
+        assert plan.deep == "gpt-oss-20b"
+        assert plan.deep_fit is not None
+        assert plan.deep_fit.engine == "cuda"
 
     def test_an_h200_gets_the_best_one_that_an_engine_runs(self) -> None:
         plan = planned("H200")

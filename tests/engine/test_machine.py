@@ -67,6 +67,13 @@ def test_a_mixture_runs_on_the_gpu_or_in_memory_and_else_says_how_much_it_needs(
     assert fit(CODER, replace(LAPTOP, compiler=False)).reason is None
 
 
+def test_a_gpu_may_need_more_memory_than_the_file() -> None:
+    dense = BUILT_IN["qwen3.6-27b"]
+    for size, engine in ((24, "onnx"), (32, "cuda")):
+        gpu = NvidiaGpu("NVIDIA GeForce RTX 5090", size << 30)
+        assert fit(dense, replace(RTX, gpu=gpu, memory_bytes=64_000_000_000)).engine == engine
+
+
 def test_a_mac_with_its_engine_uses_it() -> None:
     mac = replace(LAPTOP, system="Darwin", engines=("mlx", "onnx"), memory_bytes=34_000_000_000)
     assert fit(CODER, mac).engine == "mlx"

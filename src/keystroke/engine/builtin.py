@@ -48,6 +48,7 @@ class BuiltInModel:
     active: float = 0.0
     read_bytes: int = 0  # that one token reads from memory
     memory_bytes: int = 0  # that it needs with a context of 16,000 tokens
+    gpu_memory_bytes: int = 0  # the same on an NVIDIA GPU, which keeps some types in more bits
     engines: tuple[str, ...] = ("cuda", "onnx")
     licence: str = ""
 
@@ -76,6 +77,7 @@ class _CatalogueEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     active: float
     read: float
     memory: float
+    gpu_memory: float | None = None
     engines: list[str]
     licence: str
     repository: str | None = None
@@ -103,6 +105,7 @@ class _CatalogueEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             active=self.active,
             read_bytes=int(self.read * 1e9),
             memory_bytes=int(self.memory * 1e9),
+            gpu_memory_bytes=int((self.gpu_memory or self.memory) * 1e9),
             engines=tuple(self.engines),
             licence=self.licence,
         )

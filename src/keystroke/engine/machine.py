@@ -142,11 +142,15 @@ def fit(model: BuiltInModel, machine: Machine, *, installed: bool = False) -> Mo
     crowded = model.memory_bytes > machine.memory_bytes * _MEMORY_SHARE
     # MLX copies weights into its own memory, so that only the CPU engine runs from a mapped file.
     mapped = "mlx" not in machine.engines and model.memory_bytes <= machine.memory_bytes - _LEFT
-    if gpu is not None and "cuda" in model.engines and model.memory_bytes <= gpu.memory_bytes - _GPU_RESERVED:
+    if (
+        gpu is not None
+        and "cuda" in model.engines
+        and model.gpu_memory_bytes <= gpu.memory_bytes - _GPU_RESERVED
+    ):
         engine = "cuda"
     elif crowded and not (mapped and machine.compiler and "onnx" in model.engines):
         needed = model.memory_bytes / _MEMORY_SHARE / 1e9
-        on_gpu = f", or a GPU with {(model.memory_bytes + _GPU_RESERVED) / 1e9:.0f}"
+        on_gpu = f", or a GPU with {(model.gpu_memory_bytes + _GPU_RESERVED) / 1e9:.0f}"
         return ModelFit(
             model,
             f"needs {needed:.0f} GB of memory{on_gpu if 'cuda' in model.engines else ''}; this machine has "

@@ -83,7 +83,7 @@ def make_plan(
         fast_fit = _chosen_fit(fast, machine, installed)
     elif fast is None and machine.gpu is not None:
         # A GPU runs the larger coder while typing, if both models fit its memory.
-        taken = deep_fit.model.memory_bytes if deep_fit is not None and deep_fit.engine == "cuda" else 0
+        taken = deep_fit.model.gpu_memory_bytes if deep_fit is not None and deep_fit.engine == "cuda" else 0
         if deep_fit is not None and deep_fit.model.name == CODER.name:
             taken = 0
         left = NvidiaGpu(machine.gpu.name, machine.gpu.memory_bytes - taken)
