@@ -12,6 +12,7 @@ import torch
 from cuda_emulator import EmulatedLauncher
 from cuda_models import CPU
 from test_cuda_experts import PROMPT, engine_for, last_logits, mixture, qwen3_moe, write_gguf
+from test_cuda_hybrid import hybrid
 from test_cuda_stored import MIXED, PROBE, in_file, mixed
 from test_cuda_windows import gpt_oss
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from keystroke.config import load_settings
 from keystroke.engine.base import StepRequest
 from keystroke.engine.checkpoint import open_checkpoint
-from keystroke.engine.checkpoint.spec import ExpertsSpec, ModelSpec, tensor_shapes
+from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec, ModelSpec, tensor_shapes
 from keystroke.engine.cuda import engine as engine_module
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.gpu import (
@@ -28,7 +29,7 @@ from keystroke.engine.cuda.gpu import (
     choose_resident,
     expert_bytes,
 )
-from keystroke.engine.cuda.plan import PAGE, Plan
+from keystroke.engine.cuda.plan import EIGHT, FOUR, PAGE, SIX, SIX_OFFSET, Formats, Plan
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.stored import Codes, typical_formats
 from keystroke.engine.cuda.target import HOPPER, TARGETS, Target
@@ -42,11 +43,19 @@ from stored_models import random_blocks
 
 SPEC = mixture(experts=ExpertsSpec(32, 4, 256), hidden=256, vocab_size=72, tied=False)
 Given = dict[str, Tensor | Codes]
+HYBRID_MIXED = replace(MIXED, delta_in=FOUR, delta_out=FOUR)
+HYBRID_PUBLISHED = Formats(  # of Qwen3.6-35B-A3B in the catalogue: all but the experts has eight bits
+    EIGHT, EIGHT, EIGHT, FOUR, SIX_OFFSET, SIX, SIX_OFFSET, frozenset(), EIGHT, EIGHT, EIGHT, EIGHT
+)
 
 
 def kind_of(spec: ModelSpec, name: str) -> str:
     if spec.architecture == "gpt_oss":
         return "MXFP4" if ".experts." in name else "Q8_0"
+    if spec.name == "published" and any(each in name for each in ("_attn", "shared_expert")):
+        return "Q8_0"
+    if spec.name == "published" and "down_proj" in name:
+        return "Q5_K"
     return "Q8_0" if name.endswith("mlp.gate.weight") else mixed(name)
 
 
@@ -91,16 +100,26 @@ def store_of(spec: ModelSpec, library: Path) -> ExpertStore:
 
 def engine_with(
     library: Path,
-    resident: list[list[int]],
+    resident: list[list[int]] | None,
     spec: ModelSpec = SPEC,
     *,
+    formats: Formats = MIXED,
     single: bool = False,
     target: Target = HOPPER,
 ) -> CudaEngine:
-    """An engine whose GPU holds the experts `resident`, by layer."""
-    formats = typical_formats(spec) if spec.architecture == "gpt_oss" else MIXED
-    plan = Plan(spec, "stored", 2, stored=formats, resident=len(resident[0]), target=target)
-    host = HostExperts(store_of(spec, library), [list(held) for held in resident])
+    """An engine whose GPU holds the experts `resident`, by layer; None: all."""
+    formats = typical_formats(spec) if spec.architecture == "gpt_oss" else formats
+    plan = Plan(
+        spec,
+        "stored",
+        2,
+        stored=formats,
+        resident=None if resident is None else len(resident[0]),
+        target=target,
+    )
+    host = (
+        None if resident is None else HostExperts(store_of(spec, library), [list(held) for held in resident])
+    )
     weights = build_weights(plan, lambda name, _: model(spec)[1][name], CPU, host)
     launcher = EmulatedLauncher(plan)
     launcher.single = single
@@ -138,6 +157,27 @@ def test_biases_and_clamped_gates_of_mxfp4_experts(library: Path) -> None:
         truth = forward(spec, model(spec)[0].__getitem__, PROMPT, torch.float64)[-1]
         assert torch.equal(alone, together)
         assert (alone - truth).norm() / truth.norm() < 0.03
+
+
+@pytest.mark.parametrize("formats", [HYBRID_MIXED, HYBRID_PUBLISHED], ids=["Q4_K_M", "shared expert in Q8_0"])
+def test_a_hybrid_with_a_shared_expert(library: Path, formats: Formats) -> None:
+    shared = ExpertsSpec(32, 4, 256, shared=256, shared_gate=True)
+    delta = DeltaSpec(frozenset({0, 2}), 1, 2, 32, 128, 4)
+    name = "published" if formats is HYBRID_PUBLISHED else "mixed"
+    spec = hybrid(name=name, experts=shared, delta=delta, hidden=256, vocab_size=72, tied=False)
+    truth = forward(spec, model(spec)[0].__getitem__, PROMPT, torch.float64)[-1]
+    placements: list[list[list[int]] | None] = [None, [[]] * 3, [[0, 5, 9, 31]] * 3]
+    for resident in placements:
+        with (
+            engine_with(library, resident, spec, formats=formats) as engine,
+            engine_with(library, resident, spec, formats=formats, single=True) as single,
+            engine_with(library, resident, spec, formats=formats, target=TARGETS["sm_86"]) as older,
+        ):
+            assert bool(engine._stepper.plan.shared_apart) == (formats is HYBRID_PUBLISHED)
+            found = [last_logits(engine, PROMPT, 1), last_logits(engine, PROMPT, 4)]
+            found += [last_logits(each, PROMPT, 1) for each in (single, older)]
+        assert all(torch.equal(found[0], other) for other in found[1:])
+        assert (found[0] - truth).norm() / truth.norm() < 0.03
 
 
 def test_the_kernel_for_one_row_and_older_gpus_compute_the_same(library: Path) -> None:

@@ -14,7 +14,7 @@ from cuda_models import CPU, tiny_spec, tiny_tensors
 from torch import Tensor
 
 from keystroke.engine.base import Sampling
-from keystroke.engine.checkpoint.spec import EMBEDDING, HEAD, ModelSpec, tensor_shapes
+from keystroke.engine.checkpoint.spec import EMBEDDING, HEAD, ExpertsSpec, ModelSpec, tensor_shapes
 from keystroke.engine.cuda.code_packing import shift_zero
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.packing import pack, plain_order, unpack
@@ -27,6 +27,7 @@ from keystroke.engine.cuda.plan import (
     Formats,
     Matrix,
     Plan,
+    Precision,
 )
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.stored import Codes, choose_precision, format_for, read_codes, typical_formats
@@ -46,7 +47,7 @@ def in_file(spec: ModelSpec, kind_of: Choice) -> tuple[dict[str, Tensor], dict[s
     truth: dict[str, Tensor] = {}
     given: dict[str, Tensor | Codes] = {}
     for seed, (name, shape) in enumerate(tensor_shapes(spec).items()):
-        if len(shape) != 2:
+        if len(shape) != 2 or shape[1] % 32:
             truth[name] = given[name] = tiny_tensors(spec)[name].float()
             continue
         kind = kind_of(name)
@@ -157,8 +158,8 @@ def test_types_choose_the_narrowest_format_that_holds_them() -> None:
 class Stored:
     """A checkpoint that says only what its matrices are stored as."""
 
-    def __init__(self, kind_of: Choice, layers: int = 2) -> None:
-        self.spec = tiny_spec("qwen2", layers=layers, tied=False)
+    def __init__(self, kind_of: Choice, experts: ExpertsSpec | None = None) -> None:
+        self.spec = replace(tiny_spec("qwen2", layers=2, tied=False), experts=experts)
         self.storage = kind_of
 
 
@@ -169,6 +170,25 @@ def test_auto_keeps_files_of_four_bits_and_widens_others() -> None:
     assert choose_precision(Stored(mixed), "int8") == ("int8", None)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedModel, match=r"set model\.precision to int8"):
         choose_precision(Stored(lambda _: "BF16"), "stored")  # type: ignore[arg-type]
+
+
+def test_mixtures_stay_as_stored_with_a_shared_expert_of_its_own_types() -> None:
+    experts = ExpertsSpec(32, 4, 256, shared=256, shared_gate=True)
+
+    def choice(kind_of: Choice) -> tuple[Precision, Formats | None]:
+        return choose_precision(Stored(kind_of, experts), "auto")  # type: ignore[arg-type]
+
+    def shared(kind: str, part: str = "shared_expert") -> Choice:
+        return lambda name: kind if part in name else mixed(name)
+
+    assert choice(mixed) == ("stored", MIXED)
+    assert choice(shared("Q8_0")) == ("stored", replace(MIXED, shared_gate_up=EIGHT, shared_down=EIGHT))
+    apart = replace(MIXED, shared_gate_up=FOUR, shared_down=SIX)
+    assert choice(shared("Q6_K", "shared_expert.down")) == ("stored", apart)
+    assert choice(shared("F16")) == ("bf16", None)
+    eight = choice(lambda _: "Q8_0")[1]
+    assert eight is not None
+    assert (eight.gate_up, eight.shared_gate_up) == (EIGHT, None)
 
 
 @pytest.mark.parametrize(

@@ -93,13 +93,15 @@ class Formats:
     wide_layers: frozenset[int] = frozenset()
     delta_in: int | None = None  # of gated delta nets
     delta_out: int | None = None
+    shared_gate_up: int | None = None  # of a shared expert; None: as the other experts
+    shared_down: int | None = None
 
     @property
     def largest(self) -> int:
         """Bytes of the largest block."""
         used = (self.query_key, self.value, self.output, self.gate_up, self.down, self.head, self.wide)
-        delta = (each for each in (self.delta_in, self.delta_out) if each is not None)
-        return max(BLOCK_BYTES[each] for each in (*used, *delta))
+        others = (self.delta_in, self.delta_out, self.shared_gate_up, self.shared_down)
+        return max(BLOCK_BYTES[each] for each in (*used, *others) if each is not None)
 
 
 # The output head keeps at least 8 bits unless the file stores fewer.
@@ -262,12 +264,21 @@ class Plan:
 
     @property
     def expert_slots(self) -> int:
-        """Experts of a layer in GPU memory; a shared one is the last."""
+        """Experts of a layer in GPU memory; a shared one is the last, if it has no matrices of its own."""
         experts = self.spec.experts
         assert experts is not None
-        if self.resident is None:
-            return all_experts(experts)
-        return self.resident + (experts.shared > 0)
+        count = experts.count if self.resident is None else self.resident
+        return count + (experts.shared > 0 and not self.shared_apart)
+
+    @cached_property
+    def shared_apart(self) -> tuple[Matrix, ...]:
+        """The gate and up and the down matrix of a shared expert whose formats are not those of the
+        others."""
+        experts, formats = self.spec.experts, self.formats
+        if experts is None or formats.shared_gate_up is None or formats.shared_down is None:
+            return ()
+        gate_up = Matrix(experts.shared // 8, 1, self.spec.hidden, formats.shared_gate_up)
+        return gate_up, Matrix(self.spec.hidden // 16, 1, experts.shared, formats.shared_down)
 
     @cached_property
     def gate_up(self) -> Matrix:
@@ -294,17 +305,23 @@ class Plan:
         mixer = {"query_key": self.query_key, "value": self.value, "output": self.output}
         if self.is_delta(index):
             mixer = {"delta_in": self.delta_in, "delta_out": self.delta_out}
+        down = replace(self.down, format=self.formats.wide) if wide else self.down
+        if not self.shared_apart:
+            return {**mixer, "gate_up": self.gate_up, "down": down}
+        shared_gate_up, shared_down = self.shared_apart
         return {
             **mixer,
             "gate_up": self.gate_up,
-            "down": replace(self.down, format=self.formats.wide) if wide else self.down,
+            "shared_gate_up": shared_gate_up,
+            "down": down,
+            "shared_down": shared_down,
         }
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         """Those of a layer of each kind."""
         delta = () if self.spec.delta is None else (self.delta_in, self.delta_out)
-        return self.query_key, self.value, self.output, self.gate_up, self.down, *delta
+        return self.query_key, self.value, self.output, self.gate_up, self.down, *self.shared_apart, *delta
 
     @cached_property
     def layer_offsets(self) -> tuple[int, ...]:
@@ -345,9 +362,9 @@ class Plan:
             parts.append(4 * self.spec.hidden)
             # A warp multiplies whole units of an expert's down projection, if they are short; longer ones
             # are whole where there is room.
-            for matrix in (self.down, wide):
-                if matrix.blocks < 3 * WARPS or not self._small_shared_memory:
-                    parts.append(matrix.unit_bytes)
+            whole = (self.down, wide, *self.shared_apart[1:])
+            room = not self._small_shared_memory
+            parts += [each.unit_bytes for each in whole if each.blocks < 3 * WARPS or room]
         return _round_up(max(parts))
 
     def _stage(self, tiles_n: int) -> int:
@@ -558,6 +575,12 @@ class Plan:
                 "EXPERT_LIMIT": f"{experts.limit!r}f",
                 "SHARED_EXPERT": int(experts.shared > 0),
             }
+            if self.shared_apart:
+                macros |= {
+                    "SHARED_APART": 1,
+                    "SHARED_GATE_UP_FORMAT": self.shared_apart[0].format,
+                    "SHARED_DOWN_FORMAT": self.shared_apart[1].format,
+                }
             if self.resident is not None:
                 macros["HOST_EXPERTS"] = 1
         if spec.gated_attention:

@@ -200,7 +200,7 @@ class _UnpackParameters(ctypes.Structure):
 class Unpacker:
     """Dequantises stored matrices in one pass over their bytes."""
 
-    _ORDERS: ClassVar = {"gate_up": 1, "query_key": 2}
+    _ORDERS: ClassVar = {"gate_up": 1, "shared_gate_up": 1, "query_key": 2}
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self._kernels = KernelModule(device, plan.macros(1), plan.target, UNPACK_PARTS)

@@ -75,41 +75,74 @@ def stored_formats(checkpoint: Checkpoint) -> Formats | None:
     def types(*names: str, layers: Iterable[int] = range(spec.layers)) -> list[str]:
         return [checkpoint.storage(f"model.layers.{n}.{name}.weight") for n in layers for name in names]
 
-    feed_forward = ["mlp.experts"] if spec.experts else ["mlp"]
-    if spec.experts is not None and spec.experts.shared:
-        feed_forward.append("mlp.shared_expert")
-    down = [types(*(f"{part}.down_proj" for part in feed_forward), layers=[n]) for n in range(spec.layers)]
+    def feed_forward(*parts: str) -> tuple[int | None, list[list[str]]]:
+        """The format of gate and up of these parts, and the types of their down projections by layer."""
+        gate_up = format_for(types(*(f"mlp{part}.{each}_proj" for part in parts for each in ("gate", "up"))))
+        names = [f"mlp{part}.down_proj" for part in parts]
+        return gate_up, [types(*names, layers=[layer]) for layer in range(spec.layers)]
+
     attending = spec.attention_layers
     query_key = format_for(types("self_attn.q_proj", "self_attn.k_proj", layers=attending))
     value = format_for(types("self_attn.v_proj", layers=attending))
     output = format_for(types("self_attn.o_proj", layers=attending))
-    gate_up = format_for(types(*(f"{part}.{each}_proj" for part in feed_forward for each in ("gate", "up"))))
+    gate_up, down_types = feed_forward(".experts" if spec.experts else "")
+    down = _formats_by_layer(down_types)
     head = format_for([checkpoint.storage(EMBEDDING if spec.tied else HEAD)])
     if query_key is None or value is None or output is None or gate_up is None or head is None:
         return None
-    if format_for(list(chain(*down))) is None or format_for([checkpoint.storage(EMBEDDING)]) is None:
+    if down is None or format_for([checkpoint.storage(EMBEDDING)]) is None:
         return None
-    delta_in = delta_out = None
+    delta_in = delta_out = shared_gate_up = shared_down = None
     if spec.delta is not None:
         layers = spec.delta.layers
         delta_in = format_for(types("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", layers=layers))
         delta_out = format_for(types("linear_attn.out_proj", layers=layers))
         if delta_in is None or delta_out is None:
             return None
-    # The narrowest format of any layer, and one that holds all other layers.
-    narrow = min((format_for(each) or EIGHT_OFFSET for each in down), key=lambda each: BLOCK_BYTES[each])
-    wide_layers = frozenset(layer for layer, each in enumerate(down) if not _FITS[narrow] >= set(each))
-    wide = (format_for(list(chain(*(down[n] for n in wide_layers)))) if wide_layers else None) or narrow
-    return Formats(query_key, value, output, gate_up, narrow, head, wide, wide_layers, delta_in, delta_out)
+    if spec.experts is not None and spec.experts.shared:
+        # Formats of its own, unless those of the other experts hold it: files may keep it in more bits.
+        joint_gate_up, joint_types = feed_forward(".experts", ".shared_expert")
+        if (joint_gate_up, _formats_by_layer(joint_types)) != (gate_up, down):
+            shared_gate_up, shared_types = feed_forward(".shared_expert")
+            shared_down = format_for(list(chain(*shared_types)))
+            if shared_gate_up is None or shared_down is None:
+                return None
+    narrow, wide, wide_layers = down
+    return Formats(
+        query_key,
+        value,
+        output,
+        gate_up,
+        narrow,
+        head,
+        wide,
+        wide_layers,
+        delta_in,
+        delta_out,
+        shared_gate_up,
+        shared_down,
+    )
+
+
+def _formats_by_layer(layers: list[list[str]]) -> tuple[int, int, frozenset[int]] | None:
+    """The narrowest format of any layer's types, one that holds all other layers, and which layers those
+    are. None if no format holds some of the types."""
+    if format_for(list(chain(*layers))) is None:
+        return None
+    narrow = min((format_for(types) or EIGHT_OFFSET for types in layers), key=lambda each: BLOCK_BYTES[each])
+    wide_layers = frozenset(layer for layer, types in enumerate(layers) if not _FITS[narrow] >= set(types))
+    wide = format_for([kind for layer in wide_layers for kind in layers[layer]]) if wide_layers else None
+    return narrow, wide or narrow, wide_layers
 
 
 def choose_precision(checkpoint: Checkpoint, wanted: RequestedPrecision) -> tuple[Precision, Formats | None]:
-    """The precision for `wanted`, and the formats of stored matrices. "auto" keeps 4-bit files as stored and
-    runs others in 16 bits. Raises UnsupportedModel if "stored" is not possible."""
+    """The precision for `wanted`, and the formats of stored matrices. "auto" keeps 4-bit files and mixtures
+    as stored, and runs others in 16 bits. Raises UnsupportedModel if "stored" is not possible."""
     if wanted != "auto" and wanted != "stored":
         return wanted, None
     formats = stored_formats(checkpoint)
-    if formats is not None and (wanted == "stored" or formats.gate_up in (FOUR, FLOAT_FOUR)):
+    large = checkpoint.spec.experts is not None  # several times what it reads for a token
+    if formats is not None and (wanted == "stored" or large or formats.gate_up in (FOUR, FLOAT_FOUR)):
         return "stored", formats
     if wanted == "stored":
         raise UnsupportedModel(

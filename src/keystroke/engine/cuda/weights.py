@@ -162,10 +162,11 @@ class Weights:
         if spec.experts is not None:
             self._rows["gate_up"] = 2 * self.plan.expert_slots * spec.experts.width
             self._rows["down"] = self.plan.expert_slots * spec.hidden
+            self._rows |= {"shared_gate_up": 2 * spec.experts.shared, "shared_down": spec.hidden}
         if spec.delta is not None:
             self._rows["delta_in"] = spec.delta.channels + spec.delta.values
             self._rows["delta_out"] = spec.hidden
-        self._places = {name: row_positions(self._orders[name], rows) for name, rows in self._rows.items()}
+        self._places = {name: row_positions(order, self._rows[name]) for name, order in self._orders.items()}
         self._dense_layers: list[DenseLayer] = []
         self.unpacker: MatrixUnpacker | None = None  # for stored matrices on a GPU
         self._uploader = ExpertUploader(device)
@@ -195,6 +196,10 @@ class Weights:
             else:
                 found[name] = unpack(packed, self._places[name], matrix, rows, folded)
             at += matrix.bytes
+        if self.plan.shared_apart:
+            routed, shared = (found.pop(name).tensor_split(2) for name in ("gate_up", "shared_gate_up"))
+            found["gate_up"] = torch.cat((routed[0], shared[0], routed[1], shared[1]))
+            found["down"] = torch.cat((found["down"], found.pop("shared_down")))
         if self.host is not None:
             found["gate_up"], found["down"] = self._with_absent(layer, found["gate_up"], found["down"])
         if self.plan.is_delta(layer):
@@ -257,7 +262,7 @@ class Weights:
                     parts.append(part if plan.stored is not None else _as_tensor(part).float())
                 bias = self.biases[layer].get(name)
                 if bias is not None:
-                    bias = bias[_expert_rows(spec, name, [expert]).to(bias.device)]
+                    bias = bias[_expert_rows(plan, name, [expert]).to(bias.device)]
                 begin = at + slot * one.bytes
                 self.layers[begin : begin + one.bytes] = pack(_stack(parts, one), bias, orders[name], one)
             at += matrix.bytes
@@ -475,8 +480,12 @@ def _build(plan: Plan, source: Source, device: torch.device, host: HostExperts |
         if experts is not None and experts.shared:
             alone = f"{at}.mlp.shared_expert"
             gate, up = ((f"{alone}.{each}_proj", experts.shared, spec.hidden) for each in ("gate", "up"))
-            parts["gate_up"] = (parts["gate_up"][0], gate, parts["gate_up"][1], up)
-            parts["down"] += ((f"{alone}.down_proj", spec.hidden, experts.shared),)
+            shared_down = (f"{alone}.down_proj", spec.hidden, experts.shared)
+            if plan.shared_apart:
+                parts |= {"shared_gate_up": (gate, up), "shared_down": (shared_down,)}
+            else:
+                parts["gate_up"] = (parts["gate_up"][0], gate, parts["gate_up"][1], up)
+                parts["down"] += (shared_down,)
         biases: dict[str, Tensor] = {}
         offset = plan.layer_offsets[layer]
         for name, matrix in plan.layer(layer).items():
@@ -492,7 +501,7 @@ def _build(plan: Plan, source: Source, device: torch.device, host: HostExperts |
             if biased.get(name):
                 bias = biases[name] = torch.cat([vector(f"{m}.bias", rows) for m, rows, _ in members])
             if host is not None and name in ("gate_up", "down"):
-                taken = _expert_rows(spec, name, host.resident[layer]).to(device)
+                taken = _expert_rows(plan, name, host.resident[layer]).to(device)
                 weight, bias = _take_rows(weight, taken), None if bias is None else bias[taken]
             _pack_into(layers[offset : offset + matrix.bytes], weight, bias, orders[name], matrix)
             offset += matrix.bytes
@@ -539,10 +548,11 @@ def _build(plan: Plan, source: Source, device: torch.device, host: HostExperts |
     )
 
 
-def _expert_rows(spec: ModelSpec, name: str, resident: Sequence[int]) -> Tensor:
-    """The rows of these experts, and of a shared one, in the matrices of all."""
+def _expert_rows(plan: Plan, name: str, resident: Sequence[int]) -> Tensor:
+    """The rows of these experts, and of a shared one among them, in the matrices of all."""
+    spec = plan.spec
     assert spec.experts is not None
-    count = all_experts(spec.experts)
+    count = spec.experts.count if plan.shared_apart else all_experts(spec.experts)
     held = torch.tensor([*resident, *range(spec.experts.count, count)], dtype=torch.int64)[:, None]
     height = spec.hidden if name == "down" else spec.experts.width
     rows = (held * height + torch.arange(height)).reshape(-1)
@@ -589,6 +599,8 @@ def _orders(plan: Plan) -> dict[str, Tensor]:
         "gate_up": gate_up_order(inner),
         "down": plain_order(spec.hidden * (plan.expert_slots if experts else 1)),
     }
+    if experts is not None and plan.shared_apart:
+        orders |= {"shared_gate_up": gate_up_order(experts.shared), "shared_down": orders["output"]}
     if spec.delta is not None:
         orders["delta_in"] = plain_order(spec.delta.channels + spec.delta.values)
         orders["delta_out"] = orders["output"]

@@ -271,26 +271,27 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
                 unit = spans[GATE_UP].low;
               }
               if (unit < spans[GATE_UP].high) {
-                t = stretch_of_expert<GateUp>(at, spans[GATE_UP], unit, routing);
+                t = stretch_of_expert<GateUp, SharedGateUp>(at, spans[GATE_UP], unit, routing);
                 unit += t.high - t.low;
               }
               if (unit < spans[GATE_UP].high) {
                 part = UP;
                 break;
               }
-              bytes = (HOST_EXPERTS ? p.resident : ALL_EXPERTS) * GateUp::bytes;
+              bytes = bytes_of_experts<GateUp, SharedGateUp>(p);
               unit = spans[DOWN].low;
               break;
             case BACK:
               if (unit < spans[DOWN].high) {
-                t = wide ? stretch_of_expert<WideDown>(at, spans[DOWN], unit, routing) : stretch_of_expert<Down>(at, spans[DOWN], unit, routing);
+                t = wide ? stretch_of_expert<WideDown, SharedDown>(at, spans[DOWN], unit, routing)
+                         : stretch_of_expert<Down, SharedDown>(at, spans[DOWN], unit, routing);
                 unit += t.high - t.low;
               }
               if (unit < spans[DOWN].high) {
                 part = BACK;
                 break;
               }
-              bytes = (HOST_EXPERTS ? p.resident : ALL_EXPERTS) * (wide ? WideDown::bytes : Down::bytes);
+              bytes = wide ? bytes_of_experts<WideDown, SharedDown>(p) : bytes_of_experts<Down, SharedDown>(p);
               break;
 #else
             case UP:

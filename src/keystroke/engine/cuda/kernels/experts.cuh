@@ -183,8 +183,14 @@ DEVICE void for_experts(const Routing& r, const Span& span, const Each& each) {
   }
 }
 
+// Bytes of a layer's matrices of one kind: M of the experts that are on the GPU, S of a shared one with formats of its own.
+template <class M, class S>
+DEVICE s64 bytes_of_experts(const Parameters& p) {
+  return (HOST_EXPERTS ? p.resident : SHARED_APART ? EXPERTS : ALL_EXPERTS) * M::bytes + (SHARED_APART ? S::bytes : 0);
+}
+
 // The streaming warp: units of the chosen experts from unit `low` of this block's share on, those of one expert at a time.
-template <class M>
+template <class M, class S>
 DEVICE Stretch stretch_of_expert(const u8* at, const Span& span, int low, const Routing& r) {
   const int slot = low / M::units, zero = slot * M::units;
 #if HOST_EXPERTS
@@ -192,7 +198,9 @@ DEVICE Stretch stretch_of_expert(const u8* at, const Span& span, int low, const 
 #else
   const int place = r.listed[slot];
 #endif
-  return stretch<M>(at + place * M::bytes, Span{low - zero, (zero + M::units < span.high ? zero + M::units : span.high) - zero});
+  const Span part = {low - zero, (zero + M::units < span.high ? zero + M::units : span.high) - zero};
+  if (SHARED_APART && r.listed[slot] == EXPERTS) return stretch<S>(at + place * M::bytes, part);
+  return stretch<M>(at + place * M::bytes, part);
 }
 
 // Some models clamp gate and up, and have a steeper sigmoid and an up that is one larger.
@@ -217,8 +225,12 @@ DEVICE void activate_experts(Worker& w) {
     else w.p->activated[at] = v;
   };
   const auto whole = [](int, int) { return 0; };
-  if constexpr (GateUp::together <= 1) multiply<GateUp>(w, span.low, span.high, whole, finish);
-  else for_experts<GateUp>(*w.routing, span, [&](int from, int end, int, int) { multiply<GateUp>(w, from, end, whole, finish); });
+  if constexpr (GateUp::together <= 1 && !SHARED_APART) multiply<GateUp>(w, span.low, span.high, whole, finish);
+  else
+    for_experts<GateUp>(*w.routing, span, [&](int from, int end, int expert, int) {
+      if (SHARED_APART && expert == EXPERTS) multiply<SharedGateUp>(w, from, end, whole, finish);
+      else multiply<GateUp>(w, from, end, whole, finish);
+    });
 }
 
 // Activations of `slots` experts from `first` on into the operand, for the rows that use them: each at its rank's position, or at
@@ -277,13 +289,18 @@ DEVICE void receive_activations(Worker& w) {
   if (tags) check_readers(w, seen);  // a block without a share too: its next announcement must not be counted as another's of this
   if (takes_whole(w)) compute_sync();
 }
+template <class M, class Column, class Finish, class BiasShare>
+DEVICE void multiply_down(Worker& w, int from, int end, int base, const Column& column, const Finish& finish, const BiasShare& share) {
+  if constexpr (M::blocks >= 3 * WARPS) multiply<M>(w, from, end, column, finish, share);  // long units are divided among warps
+  else multiply_alone<M>(w, from, end, column, finish, base, share);
+}
 // The down projections of the chosen experts, added to the residual stream.
 template <class M>
 DEVICE void add_experts(Worker& w) {
   const Span span = w.spans[DOWN];
   const Routing& r = *w.routing;
   const bool whole = takes_whole(w);
-  for_experts<M>(r, span, [&](int from, int end, int, int zero) {
+  for_experts<M>(r, span, [&](int from, int end, int expert, int zero) {
     const int slot = zero / M::units;
     if (!whole) {
       compute_sync();  // the operand is no longer needed
@@ -301,8 +318,8 @@ DEVICE void add_experts(Worker& w) {
       const int k = EXPERT_BIAS ? rank_in(w, m, slot) : -1;
       return k < 0 ? 0.0f : w.routing->weight[m][k];
     };
-    if constexpr (M::blocks >= 3 * WARPS) multiply<M>(w, from, end, column, finish, share);  // long units are divided among warps
-    else multiply_alone<M>(w, from, end, column, finish, span.low, share);
+    if (SHARED_APART && expert == EXPERTS) multiply_down<SharedDown>(w, from, end, span.low, column, finish, share);
+    else multiply_down<M>(w, from, end, span.low, column, finish, share);
   });
 }
 #endif

@@ -99,11 +99,17 @@ typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, OUTPUT_FORMAT> Outp
 #ifndef SHARED_EXPERT
 #define SHARED_EXPERT 0
 #endif
+#ifndef SHARED_APART
+#define SHARED_APART 0
+#define SHARED_GATE_UP_FORMAT GATE_UP_FORMAT
+#define SHARED_DOWN_FORMAT DOWN_FORMAT
+#endif
 #ifndef HOST_EXPERTS
 #define HOST_EXPERTS 0
 #endif
 constexpr bool MIXTURE = EXPERTS > 0;
-// An expert that every row uses (SHARED_EXPERT) is stored after the others. Its weight is the sigmoid of one more score.
+// An expert that every row uses (SHARED_EXPERT) is stored after the others, in formats of its own if SHARED_APART. Its weight is
+// the sigmoid of one more score.
 constexpr int ALL_EXPERTS = EXPERTS + SHARED_EXPERT, USED_EXPERTS = TOP_EXPERTS + SHARED_EXPERT;
 // In some layers a row sees only its last WINDOW keys; these layers may have a rotary table of their own (WINDOW_ROPE).
 #ifndef WINDOW
@@ -129,6 +135,8 @@ constexpr int DOWN_UNITS = HIDDEN / 16 * (MIXTURE ? 1 : DOWN_SPLIT);  // of one 
 typedef Matrix<(MIXTURE ? EXPERT_WIDTH : INTERMEDIATE) / 8, HIDDEN, GATE_UP_FORMAT> GateUp;  // 8 rows of gate, then the same 8 of up
 typedef Matrix<DOWN_UNITS, INTERMEDIATE / DOWN_SPLIT, DOWN_FORMAT> Down;
 typedef Matrix<DOWN_UNITS, INTERMEDIATE / DOWN_SPLIT, WIDE_FORMAT> WideDown;  // of some layers
+typedef Matrix<GateUp::units, HIDDEN, SHARED_GATE_UP_FORMAT> SharedGateUp;  // these two only if SHARED_APART
+typedef Matrix<DOWN_UNITS, INTERMEDIATE / DOWN_SPLIT, SHARED_DOWN_FORMAT> SharedDown;
 typedef Matrix<(VOCAB + 15) / 16, HIDDEN, HEAD_FORMAT> Head;
 constexpr int NORMED = 32;  // in `barrier`: not in its first line
 // Whether a layer's down projection has the wide format, and whether the layer has a window: one bit per layer.
@@ -238,7 +246,7 @@ struct Parameters {
   int* mail;                  // host memory, the next two as well: see the MAIL_ constants
   u16* mail_rows;             // [MAX_ROWS][HIDDEN] activations
   const s64* mail_sums;       // [MAX_ROWS][HIDDEN] numbers to add to the residual stream, sums counted
-  int resident;               // experts of a layer in GPU memory, a shared one included
+  int resident;               // experts of a layer in GPU memory, a shared one included unless SHARED_APART
 };
 
 // Shared memory, in this order: control, page of each row, barriers, rotary table, scratch, operand, ring.
