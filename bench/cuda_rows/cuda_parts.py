@@ -31,7 +31,18 @@ from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec, ModelSpec, 
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine, load_cuda
 from keystroke.engine.cuda.gpu import gpu_target
-from keystroke.engine.cuda.plan import LOGGED_ROWS, NEAR, KvPrecision, Plan, Precision
+from keystroke.engine.cuda.plan import (
+    EIGHT,
+    FOUR,
+    LOGGED_ROWS,
+    NEAR,
+    SIX,
+    SIX_OFFSET,
+    Formats,
+    KvPrecision,
+    Plan,
+    Precision,
+)
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse, supports_sparse
 from keystroke.engine.cuda.target import Target
@@ -487,9 +498,11 @@ class Part:
     file: str = ""  # its shape in random_models.py, if llama.cpp runs the same: with one, ours reads it too
     depth: int = CONTEXT  # behind which llama.cpp is timed
     target: str = "auto"  # an older kind of GPU that this one is run as
+    formats: Formats | None = None  # of stored weights; None: the typical ones
 
     def kernels(self) -> list[dict[str, str]]:
-        plan = random_plan(self.spec, self.precision, blocks(), self.kv_precision, kind(self.target))
+        target = kind(self.target)
+        plan = random_plan(self.spec, self.precision, blocks(), self.kv_precision, target, self.formats)
         sparse = [plan.macros(1, True)] if self.sparse != "off" and supports_sparse(plan) else []
         sizes = sorted({bucket.tiles_n for bucket in plan.buckets} & {1, 2})
         single = [plan.macros(1, shape=plan.shape(1, reach)) for reach in (0, NEAR)]
@@ -507,7 +520,13 @@ class Part:
                 kv_precision=self.kv_precision,
             )
         weights = random_weights(
-            self.spec, self.precision, DEVICE, blocks(), kv_precision=self.kv_precision, target=target
+            self.spec,
+            self.precision,
+            DEVICE,
+            blocks(),
+            kv_precision=self.kv_precision,
+            target=target,
+            stored=self.formats,
         )
         return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), self.kv_tokens, sparse=self.sparse)
 
@@ -562,6 +581,33 @@ PARTS = {
         "stored",
         kv_tokens=65_536,
         file="qwen3.6-35b-a3b",
+    ),
+    # As published: eight bits for all but the experts of the one and the feed-forward part of the other.
+    "hybrid-35b-published": Part(
+        QWEN_35B_HYBRID,
+        (decode, verify, together, partial(prefill, context=8192)),
+        "stored",
+        kv_tokens=65_536,
+        formats=Formats(
+            EIGHT,
+            EIGHT,
+            EIGHT,
+            FOUR,
+            SIX_OFFSET,
+            SIX,
+            wide=SIX_OFFSET,
+            delta_in=EIGHT,
+            delta_out=EIGHT,
+            shared_gate_up=EIGHT,
+            shared_down=EIGHT,
+        ),
+    ),
+    "hybrid-27b-published": Part(
+        QWEN_27B_HYBRID,
+        (decode, verify, together, partial(prefill, context=8192)),
+        "stored",
+        kv_tokens=65_536,
+        formats=Formats(EIGHT, EIGHT, EIGHT, FOUR, FOUR, SIX, wide=FOUR, delta_in=EIGHT, delta_out=EIGHT),
     ),
     "hybrid-27b": Part(
         QWEN_27B_HYBRID,

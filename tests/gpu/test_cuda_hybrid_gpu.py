@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from bench.cuda_rows.cuda_parts import PARTS
 from gpu_models import DEVICE, assert_steps_repeat, blocks, family, last_logits, needs_hopper, text
 from torch import Tensor
 
@@ -48,9 +49,16 @@ MIXTURE = replace(
 Loaded = tuple[CudaEngine, dict[str, Tensor]]
 
 
-@pytest.fixture(scope="module", params=[DENSE, MIXTURE], ids=["dense", "mixture"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((DENSE, typical_formats(DENSE)), id="dense"),
+        pytest.param((MIXTURE, typical_formats(MIXTURE)), id="mixture"),
+        pytest.param((MIXTURE, PARTS["hybrid-35b-published"].formats), id="published mixture"),
+    ],
+)
 def model(request: pytest.FixtureRequest) -> Iterator[Loaded]:
-    spec = request.param
+    spec, formats = request.param
     generator = torch.Generator(device=DEVICE).manual_seed(5)
     given: dict[str, Tensor | Codes] = {}
     for name, shape in tensor_shapes(spec).items():
@@ -59,7 +67,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[Loaded]:
             random_codes((shape[0], shape[1]), generator) if stored else random_tensor(name, shape, generator)
         )
     truth = {name: each.weights() if isinstance(each, Codes) else each for name, each in given.items()}
-    plan = Plan(spec, "stored", blocks(), stored=typical_formats(spec))
+    plan = Plan(spec, "stored", blocks(), stored=formats)
     weights = build_weights(plan, lambda name, _: given[name], DEVICE)
     with CudaEngine(weights, GpuLauncher(plan, DEVICE), 16_384) as engine:
         yield engine, truth

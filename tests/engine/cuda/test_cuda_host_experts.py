@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench.cuda_rows.cuda_parts import PARTS
 from cuda_emulator import EmulatedLauncher
 from cuda_models import CPU
 from test_cuda_experts import PROMPT, engine_for, last_logits, mixture, qwen3_moe, write_gguf
@@ -29,7 +30,7 @@ from keystroke.engine.cuda.gpu import (
     choose_resident,
     expert_bytes,
 )
-from keystroke.engine.cuda.plan import EIGHT, FOUR, PAGE, SIX, SIX_OFFSET, Formats, Plan
+from keystroke.engine.cuda.plan import FOUR, PAGE, Formats, Plan
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.stored import Codes, typical_formats
 from keystroke.engine.cuda.target import HOPPER, TARGETS, Target
@@ -44,9 +45,7 @@ from stored_models import random_blocks
 SPEC = mixture(experts=ExpertsSpec(32, 4, 256), hidden=256, vocab_size=72, tied=False)
 Given = dict[str, Tensor | Codes]
 HYBRID_MIXED = replace(MIXED, delta_in=FOUR, delta_out=FOUR)
-HYBRID_PUBLISHED = Formats(  # of Qwen3.6-35B-A3B in the catalogue: all but the experts has eight bits
-    EIGHT, EIGHT, EIGHT, FOUR, SIX_OFFSET, SIX, SIX_OFFSET, frozenset(), EIGHT, EIGHT, EIGHT, EIGHT
-)
+HYBRID_PUBLISHED = PARTS["hybrid-35b-published"].formats or MIXED
 
 
 def kind_of(spec: ModelSpec, name: str) -> str:

@@ -37,7 +37,15 @@ from keystroke.engine.cuda.packing import (
     row_positions,
     unpack,
 )
-from keystroke.engine.cuda.plan import TAIL_BYTES, KvPrecision, Matrix, Plan, Precision, all_experts
+from keystroke.engine.cuda.plan import (
+    TAIL_BYTES,
+    Formats,
+    KvPrecision,
+    Matrix,
+    Plan,
+    Precision,
+    all_experts,
+)
 from keystroke.engine.cuda.stored import (
     GROUP,
     STORED_TYPES,
@@ -362,9 +370,11 @@ def random_plan(
     blocks: int,
     kv_precision: KvPrecision = "bf16",
     target: Target = HOPPER,
+    stored: Formats | None = None,
 ) -> Plan:
-    """The plan of a model of this shape; stored weights have the typical formats."""
-    stored = typical_formats(spec) if precision == "stored" else None
+    """The plan of a model of this shape; stored weights have the typical formats by default."""
+    if precision == "stored":
+        stored = stored or typical_formats(spec)
     return Plan(spec, precision, blocks, kv_precision, stored, target)
 
 
@@ -376,11 +386,12 @@ def random_weights(
     seed: int = 0,
     kv_precision: KvPrecision = "bf16",
     target: Target = HOPPER,
+    stored: Formats | None = None,
 ) -> Weights:
     """A model of this shape with random weights, for benchmarks."""
     generator = torch.Generator(device=device).manual_seed(seed)
     floats = spec.architecture == "gpt_oss"
-    plan = random_plan(spec, precision, blocks, kv_precision, target)
+    plan = random_plan(spec, precision, blocks, kv_precision, target, stored)
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor | Codes:
         if precision == "stored" and len(shape) == 2 and shape[1] % (2 * GROUP) == 0:
