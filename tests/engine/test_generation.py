@@ -252,6 +252,31 @@ def test_a_redirect_keeps_what_was_generated_and_goes_on_after_the_splice() -> N
     assert text([*first, *rest]) == "abbcd"
 
 
+@pytest.mark.parametrize("steps", [0, 1, 7])
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_answer_that_goes_on_in_another_session_is_the_same(steps: int, cached: bool) -> None:
+    engine = EchoEngine()
+    model = Model("echo", engine, TOKENIZER)
+    params = GenerationParams(40, Sampling(1.0, seed=3))
+    undisturbed, _ = run(model, params)
+    engine.cache.clear()
+    generation = Generation(model, engine.session(), PROMPT, params)
+    generation.prefill()
+    first = [generation.advance() for _ in range(steps)]
+    generation.release_session()
+    assert generation.session not in engine.live
+    if not cached:
+        engine.cache.clear()
+    generation.session = engine.session()
+    generation.prefill()
+    rest = []
+    while generation.finish is None:
+        rest.append(generation.advance())
+    assert text([*first, *rest]) == text(undisturbed)
+    assert list(generation.session.tokens) == PROMPT + generation.tokens
+    assert generation.stats.reused == 0
+
+
 @pytest.mark.parametrize("steps", [0, 1])
 @pytest.mark.parametrize("error", [Interrupted, NotEnoughMemory])
 def test_a_redirect_that_fails_half_way_changes_nothing(

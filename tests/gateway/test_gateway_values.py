@@ -387,6 +387,21 @@ async def test_answers_pause_when_far_behind_and_resume_once_written() -> None:
     assert calls == ["pause", "resume"]
 
 
+async def test_answers_pause_while_a_write_takes_long_and_resume_once_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("keystroke.gateway.transport.outbox.BLOCKED", -1.0)  # every write takes long
+    calls: list[str] = []
+    outbox = Outbox(lambda: calls.append("pause"), lambda: calls.append("resume"))
+    outbox.put(None, [delta(0)])
+    assert not calls
+    await outbox.next_batch()
+    outbox.put(None, [delta(1)])
+    assert calls == ["pause"]
+    outbox.mark_written()
+    assert calls == ["pause", "resume"]
+
+
 async def test_a_closed_outbox_gives_what_it_holds_and_then_none() -> None:
     outbox = Outbox(lambda: None, lambda: None)
     outbox.put(None, [delta(1)])

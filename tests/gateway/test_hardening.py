@@ -10,7 +10,8 @@ import socket
 import sqlite3
 import stat
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from keystroke.gateway.access.keys import LOCAL, Caller, make_key
 from keystroke.gateway.access.security import readable_files
 from keystroke.gateway.record import tables, writer
 from keystroke.gateway.record.store import Store, default_url
+from keystroke.gateway.transport import http
 from keystroke.gateway.transport.frames import FrameProtocol, WireLimits
 from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.service import Service
@@ -158,6 +160,76 @@ def test_an_answer_that_nobody_reads_is_dropped(monkeypatch: pytest.MonkeyPatch,
             while part := deaf.recv(1 << 16):
                 heard += len(part)
         assert heard < size
+
+
+COUNTED = "".join(f"{number}\n" for number in range(1_500))
+
+
+def count_up(prompt: str) -> str:
+    """Counts, and goes on where an answer broke off; without the word, a short answer."""
+    question, _, counted = prompt.partition("count:")
+    return "ok" if question == prompt else COUNTED[len(counted) :]
+
+
+def ask_to_count(port: int) -> socket.socket:
+    """A connection on which a long answer comes, more than the system's buffers hold; nobody reads it yet."""
+    asked = {"prompt": "count:", "stream": True, "logprobs": 20, "max_tokens": len(COUNTED)}
+    body = json.dumps(asked).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.connect(("127.0.0.1", port))
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+    return connection
+
+
+def counted_text(connection: socket.socket) -> str:
+    """The text of the whole stream."""
+    answer = HTTPResponse(connection)
+    answer.begin()
+    events = [line[6:] for line in answer.read().splitlines() if line.startswith(b"data: {")]
+    return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
+
+
+def test_readers_that_stop_give_their_places_to_others_and_lose_nothing() -> None:
+    model = scripted_model(count_up)
+    with serving(model, concurrent=1) as server, ExitStack() as stack:
+        stopped = [stack.enter_context(ask_to_count(server.port)) for _ in range(2)]
+        deadline = time.monotonic() + 60
+        while sum(work.ticket.paused for work in server.gateway.service.active_work) < len(stopped):
+            assert time.monotonic() < deadline, "an answer that nobody reads kept the only place"
+            time.sleep(0.02)
+        tickets = [work.ticket for work in server.gateway.service.active_work]
+        asked = {"prompt": "there?", "priority": "chat"}
+        reply = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).json()
+        assert reply["choices"][0]["text"] == "ok"
+        assert len(tickets) == len(stopped)
+        assert all(ticket.paused and not ticket.done for ticket in tickets), "it waited for one of them"
+        assert len(server.engines[model.name].live) <= 1, "those without a place hold no memory of the engine"
+        with ThreadPoolExecutor() as readers:
+            assert list(readers.map(counted_text, stopped)) == [COUNTED] * len(stopped)
+        assert server.settled()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no such option")
+def test_the_system_holds_little_for_a_reader_that_stops() -> None:
+    with app.listen(ServerSettings(port=0)) as listening, socket.socket() as client:
+        listening.listen()
+        client.connect(listening.getsockname())
+        with listening.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == app._UNSENT
+
+
+def test_a_reader_that_stops_for_long_is_dropped_with_a_line_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http, "STALL_TIMEOUT", 1.0)
+    with serving(scripted_model(count_up)) as server, ask_to_count(server.port) as stopped:
+        assert peeked(stopped) == b"HTTP/1.1 200"
+        assert server.settled()
+        assert "a client was dropped: The client read nothing for 1 s." in caplog.text
+        assert left(stopped)
 
 
 def peeked(connection: socket.socket) -> bytes:

@@ -251,6 +251,37 @@ async def test_a_paused_ticket_can_still_be_cancelled() -> None:
         assert isinstance((await everything(ticket))[-1].error, Interrupted)
 
 
+async def test_an_answer_whose_reader_is_behind_gives_its_place_away_and_gets_the_next_one() -> None:
+    model = scripted_model(step_cost=0.001)
+    async with scheduling(model, concurrent=1) as s:
+        undisturbed = text_of(await everything(s.submit(job("slow", 200))))
+        slow = s.submit(job("slow", 200))
+        await first_chunk(slow)
+        slow.pause()
+        other, waiting = s.submit(job("other", 100_000)), s.submit(job("waiting", 1))
+        await first_chunk(other)
+        slow.resume()
+        other.cancel()
+        items, _, _ = await asyncio.gather(*map(everything, (slow, other, waiting)))
+    assert text_of(items) == undisturbed
+    assert [type(item) for item in items].count(TicketStarted) == 1
+    assert slow.timing.ended <= waiting.timing.started
+
+
+async def test_an_answer_that_gave_its_place_away_can_be_cancelled() -> None:
+    async with scheduling(scripted_model(step_cost=0.001), concurrent=1) as s:
+        slow = s.submit(job("slow", 200))
+        await first_chunk(slow)
+        slow.pause()
+        other = s.submit(job("other", 100_000))
+        await first_chunk(other)
+        slow.cancel()
+        assert isinstance((await everything(slow))[-1].error, Interrupted)
+        assert not other.done
+        other.cancel()
+        await everything(other)
+
+
 async def test_a_redirect_keeps_what_was_generated_and_goes_on() -> None:
     model = scripted_model(lambda p: "after" if p.endswith("!") else "b" * 400, step_cost=0.002)
     async with scheduling(model) as s:

@@ -220,6 +220,13 @@ class Generation:
         self._count(extended)
         return extended
 
+    def release_session(self) -> None:
+        """Close the session. To go on, set `session` to an empty one and call `prefill`: it then holds the
+        same tokens again."""
+        if self.session.length > len(self._prompt):
+            self._prompt = list(self.session.tokens)
+        self.session.close()
+
     def _replay(self, generated: tuple[int, ...]) -> None:
         """Restore the decoder, the stop strings and the grammar to their state after `generated`."""
         self._healing.advance(generated)
@@ -231,9 +238,11 @@ class Generation:
         self.stats.tokens = len(generated)
 
     def _count(self, extended: ExtendResult) -> None:
-        """Count what an interrupted prefill had computed as computed, not as reused."""
+        """Count what an interrupted prefill, or an earlier session, had computed as computed, not as
+        reused."""
         stats = self.stats
-        stats.reused = extended.reused - stats.computed
+        if not stats.steps:
+            stats.reused = max(0, extended.reused - stats.computed)
         stats.computed += extended.computed
 
     def advance(self) -> Chunk:

@@ -60,6 +60,8 @@ from keystroke.gateway.work.ticket import SHUTTING_DOWN
 
 log = logging.getLogger("keystroke.app")
 
+_UNSENT = 128 << 10  # bytes that the system holds back for a connection; megabytes by default
+
 MakeConnection = Callable[[Scope, Caller, Socket], SocketConnection]
 SocketHandler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -404,6 +406,8 @@ def listen(server: ServerSettings, *, shared: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections inherit it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
     if shared:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:

@@ -7,6 +7,7 @@ streamed or not. JSON is written by the codec alone.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,6 +28,8 @@ from keystroke.protocol.messages import MessagesPing, messages_error
 from keystroke.protocol.ollama import OllamaError
 from keystroke.protocol.response import ErrorBody
 from keystroke.protocol.status import WaitingNotice
+
+log = logging.getLogger("keystroke.http")
 
 Result = TypeVar("Result")
 JSON = "application/json"
@@ -222,9 +225,11 @@ class EventStream(HttpResponse):
 
     async def _watch_stall(self) -> None:
         while True:
-            await asyncio.sleep(STALL_TIMEOUT / 4)
+            await asyncio.sleep(STALL_TIMEOUT / 8)  # often: WireLimits.stall, a little later, logs nothing
             if self._writing_since and time.perf_counter() - self._writing_since > STALL_TIMEOUT:
-                self._disconnect(SlowClient(f"The client read nothing for {STALL_TIMEOUT:.0f} s."))
+                why = f"The client read nothing for {STALL_TIMEOUT:.0f} s."
+                log.warning("a client was dropped: %s", why)
+                self._disconnect(SlowClient(why))
                 self._abort()
                 return
 

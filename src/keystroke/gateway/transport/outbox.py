@@ -1,13 +1,14 @@
 """Messages on their way to one client: a bounded buffer with back-pressure.
 
 Messages keep their order and are never dropped while the client is connected. When it falls behind,
-consecutive text deltas are joined; when it falls further behind, its answers are paused. `full` reports that
-more bytes wait than a client may be owed. After a disconnect nothing is kept.
+consecutive text deltas are joined; when it falls further behind, or a write takes long, its answers are
+paused. `full` reports that more bytes wait than a client may be owed. After a disconnect nothing is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import groupby
@@ -17,6 +18,7 @@ from keystroke.protocol.codec import encode
 from keystroke.protocol.events import TextDelta
 
 HIGH, LOW = 512, 64  # waiting messages at which answers are paused, and resumed
+BLOCKED = 1.0  # seconds of a write after which answers are paused: the client stopped reading long before
 BEHIND = 8  # messages that may wait before deltas are joined
 FULL = 32 << 20  # bytes that may wait; answers are paused long before, so such a client only sends requests
 
@@ -27,6 +29,7 @@ class Outbox:
         self._pause, self._resume = pause, resume
         self._news = asyncio.Event()  # there are messages, or it was closed
         self._busy = False  # a batch is being written
+        self._writing_since = 0.0
         self.bytes = 0  # that wait
         self.paused = False
         self.closed = False
@@ -39,7 +42,8 @@ class Outbox:
         for message in messages:
             queue.append((owner, message))
             self.bytes += len(message.delta) if type(message) is TextDelta else len(encode(message))
-        if not self.paused and len(queue) > HIGH:
+        blocked = self._busy and time.perf_counter() - self._writing_since > BLOCKED
+        if not self.paused and (blocked or len(queue) > HIGH):
             self.paused = True
             self._pause()
         self._news.set()
@@ -68,7 +72,7 @@ class Outbox:
                 return None
             self._news.clear()
             await self._news.wait()
-        self._busy = True
+        self._busy, self._writing_since = True, time.perf_counter()
         taken = list(self._messages)
         self._messages.clear()
         self.bytes = 0

@@ -201,7 +201,7 @@ class Socket:
                 return
 
     def _drop_client(self, why: str) -> None:
-        log.info("a client was dropped: %s", why)
+        log.warning("a client was dropped: %s", why)
         self._reader.on_stalled(SlowClient(why))
         self._abort()
         self._disconnect()

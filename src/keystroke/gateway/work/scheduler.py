@@ -2,7 +2,8 @@
 
 Only this thread touches the engine. Each turn steps the best-ranked answers, as many as the engine batches,
 equals in rotation. Better work that arrives goes first at the next step and interrupts a long prefill, which
-continues later from where it stopped. Items are posted to the event loop in batches, each with one wake-up.
+continues later from where it stopped. An answer whose reader is behind gives its place to one that waits.
+Items are posted to the event loop in batches, each with one wake-up.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class RunningTicket:
     session: Session
     generation: Generation
     prefilled: bool = False
+    displaced: bool = False  # it gave up its place and its KV while its reader was behind
     turn: int = 0  # when it last stepped; the smallest of equals goes next
     stepped: float = field(default_factory=time.perf_counter)  # the time of its last step
 
@@ -165,7 +167,29 @@ class Scheduler(WorkQueue):
         return ticket.resumed or self._count_rivals(ticket) < self.concurrent
 
     def _count_rivals(self, ticket: Ticket) -> int:
-        return sum(r.ticket.rank <= ticket.rank for r in self._running)
+        return sum(r.ticket.rank <= ticket.rank and not r.displaced for r in self._running)
+
+    def _make_room(self, ticket: Ticket) -> bool:
+        """Whether there is a place for `ticket`, after answers whose readers are behind gave up theirs."""
+        places = [r for r in self._running if not r.displaced and r.ticket.rank <= ticket.rank]
+        behind = [r for r in places if r.ticket.paused and r.ticket.reason is None]
+        while behind and not self._has_room(ticket):
+            self._run_or_finish(behind.pop(0), self._displace)
+        return self._has_room(ticket)
+
+    @staticmethod
+    def _displace(running: RunningTicket) -> None:
+        running.displaced, running.prefilled = True, False
+        running.generation.release_session()
+
+    def _return_displaced(self) -> None:
+        """Give places to displaced answers whose readers have caught up, before those that wait."""
+        displaced = [r for r in self._running if r.displaced]
+        caught_up = [r for r in displaced if not r.ticket.paused and r.ticket.reason is None]
+        for running in sorted(caught_up, key=lambda running: running.ticket.rank):
+            if not self._make_room(running.ticket):
+                break
+            self._run_or_finish(running, self._reopen)
 
     def _report_positions(self) -> None:
         for index, ticket in enumerate(self._waiting, 1):
@@ -175,17 +199,20 @@ class Scheduler(WorkQueue):
 
     def _pick(self) -> list[RunningTicket] | None:
         """The answers that can step, best first; None when there is nothing to do."""
+        self._return_displaced()
         waiting = self._waiting
         if waiting:
             before = len(waiting)
             for ticket in [t for t in waiting if t.reason is not None]:
                 waiting.remove(ticket)
                 self._end(ticket, ticket.reason)
-            while waiting and self._has_room(waiting[0]):
+            while waiting and self._make_room(waiting[0]):
                 self._admit(waiting.pop(0))
             if len(waiting) < before:
                 self._report_positions()
-        ready = [r for r in self._running if not r.ticket.paused or r.ticket.reason is not None]
+        ready = [
+            r for r in self._running if r.ticket.reason is not None or not (r.ticket.paused or r.displaced)
+        ]
         if not ready:
             return None
         if len(ready) > 1:
@@ -198,7 +225,7 @@ class Scheduler(WorkQueue):
         ticket.position = 0
         ticket.timing.started = time.perf_counter()
         try:
-            scope = "" if self.share_prefixes else ticket.key
+            scope = self._scope(ticket)
             session = self.model.engine.session(scope)
             for length, seconds in job.protected:
                 self.model.engine.protect_prefix(job.prompt[:length], seconds, scope)
@@ -219,6 +246,15 @@ class Scheduler(WorkQueue):
         ticket.read = lambda: session.resident
         self._running.append(RunningTicket(ticket, session, generation))
         self._post(ticket, TicketStarted())
+
+    def _reopen(self, running: RunningTicket) -> None:
+        running.displaced = False
+        session = self.model.engine.session(self._scope(running.ticket))
+        running.session = running.generation.session = session
+        running.ticket.read = lambda: session.resident
+
+    def _scope(self, ticket: Ticket) -> str:
+        return "" if self.share_prefixes else ticket.key
 
     # The engine thread
 
