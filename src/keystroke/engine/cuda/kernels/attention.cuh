@@ -181,7 +181,7 @@ DEVICE void leave_page(Worker& w, int i) {
 enum { LONG_RUNS = TILES_N == 1 };
 enum { PAIRED = HEAD_DIM <= 128 };  // half of the warps would need too many registers for larger heads
 // Releases a page whose loads by this warp are all part of `seen`. A fence would also wait for the last unit's stores; an arrival
-// whose address depends on a value waits only for that value.
+// whose address depends on a value waits only for that value. Lane 0's stands for all, which load together.
 DEVICE void leave_seen_page(Worker& w, int i, u32 seen) {
   if (!LONG_RUNS) return leave_page<WARPS>(w, i);
   if (SPARSE || i % DENSITY != DENSITY - 1) return;

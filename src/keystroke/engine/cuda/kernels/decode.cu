@@ -85,7 +85,7 @@ DEVICE void compute(Worker& w) {
     mark(w);
     normalise(w, layer * 2, sums, is_delta(layer) ? DELTA_SPAN : QKV);
     export_features(w, layer, sums);
-    if (GUARDED) arrive_early(w);
+    if (GUARDED) arrive_early(w);  // behind the barrier of the block that ended the reading
     mark(w);
     if (is_delta(layer)) read_recurrently(w, deltas++);
     else read_keys(w, layer - deltas);
@@ -267,7 +267,9 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
               break;
             case UP:
               if (unit == 0) {
-                barrier_wait((u64*)(memory + ROUTED_AT), layer & 1);
+                // Without units nothing keeps this block's computing warps from being two layers ahead: the wait would not end.
+                const bool share = spans[GATE_UP].low < spans[GATE_UP].high || spans[DOWN].low < spans[DOWN].high;
+                if (!BY_RANK || share) barrier_wait((u64*)(memory + ROUTED_AT), layer & 1);
                 unit = spans[GATE_UP].low;
               }
               if (unit < spans[GATE_UP].high) {

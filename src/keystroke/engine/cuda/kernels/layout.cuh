@@ -292,8 +292,8 @@ constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;  // 
 constexpr int SENT_AT = 16 * (PAGE + PAD) * 2 + 2 * WARPS * 16 * 4;  // of a unit's scratch: behind what one page of keys needs
 constexpr int SENT_STRIDE = HEAD_DIM + 8;
 constexpr int SENT_ROWS = ((ATTENTION_BYTES - SENT_AT) / (2 * SENT_STRIDE) - 16) / 2;  // beside 16 queries
-// Whether a single row passes everything between blocks with tags. No phase then waits for the end of another; but a block adds to
-// the residual stream only when all have read what was there before (`check_readers`).
+// Whether a single row passes everything between blocks with tags. Then only norms wait for the end of other phases; but a block
+// adds to the residual stream only when all have read what was there before (`check_readers`).
 constexpr bool GUARDED = SINGLE == 1 && TAGS && QUERY_TAGS && ACTIVATION_TAGS && WHOLE && !HOST_EXPERTS && SENT_ROWS > 0;
 constexpr int SELECTION_BYTES = HEAD_DIM > 128 ? 8192 : 4096;
 constexpr int SUMS_BYTES = BUFFERS * WARPS * 16 * SUM_STRIDE * 4;  // the same for a single row, so that one plan serves both

@@ -121,8 +121,9 @@ DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width,
   barrier_wait(w.arrival, w.loads++ & 1);
 }
 
-// Whether complete sums alone keep a single row's phases apart: every block has a part of every matrix, and all it passes on is
-// tagged or counted. The O projection's sums are then announced before they are computed, which takes as long as the announcement.
+// Whether complete sums alone keep a single row's phases apart: every block has a part of every matrix, or checks in its place
+// (GUARDED), and all it passes on is tagged or counted. The O projection's sums are then announced before they are computed,
+// which takes as long as the announcement.
 constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int LEAST_QKV = least(QKV_UNITS, (int)(QKV_COST / (QK_COST > VALUE_COST ? QK_COST : VALUE_COST)));
 constexpr int LEAST_UNITS = least(least(LEAST_QKV, Output::units), USED_EXPERTS * least(GateUp::units, Down::units));
@@ -339,7 +340,8 @@ DEVICE void project_gate_up(Worker& w) {
   });
 }
 // Parts of few rows of activations, from `first` on, each at its own position in the operand: threads load them faster than the
-// copy engine. Tagged values are loaded until the tag is this layer's. Waits for the previous phase after computing addresses.
+// copy engine. Tagged values are loaded until the tag is this layer's. Waits for the previous phase after computing addresses; of
+// tagged ones no block can write the next layer's before this one, which has read them, adds to the residual stream.
 DEVICE void load_activated(Worker& w, int first, int parts) {
   constexpr int TURNS = (Down::inner / 4 + COMPUTE - 1) / COMPUTE;
   const bool tags = tags_activations(w);

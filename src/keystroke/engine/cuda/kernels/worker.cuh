@@ -12,9 +12,10 @@ DEVICE Span share(int units, int matrix) {
   return s;
 }
 
-// The same for a single row, of a matrix in parts of `part` units of which each needs an input of its own: no block's share crosses
-// parts, if that costs no block another round. `together` units of a block are computed side by side. Some blocks may have none, so
-// this is only for steps that do not depend on a sum of every block (`announces_sums_early`).
+// The same for a single row, of a matrix in parts of `part` units of which each needs an input of its own: no block's share
+// crosses parts, if that costs no block another round. `together` units of a block are computed side by side. Some blocks may
+// have none, so this is only for steps in which a block without a share waits as well: with checks (GUARDED) or because every
+// phase waits (HYBRID).
 constexpr bool WHOLE_SHARES = GUARDED || (SINGLE == 1 && HYBRID);
 constexpr int whole_share(int units, int part, int together, int blocks) {
   const int least = (units + blocks - 1) / blocks, rounds = (least + together - 1) / together;
@@ -246,8 +247,10 @@ DEVICE void wait_early(Worker& w) {  // for what shows by itself whether it has 
   compute_sync();
 }
 
-// Where blocks announce that they have read the residual stream: asked early, waited for before this block adds to it. The block's
-// next barrier passes it on.
+// Where blocks announce that they have read the residual stream: asked early, waited for before this block adds to it. The
+// block's next barrier passes it on. Loads and adds are relaxed: a thread's loads have ended when it reaches the barrier of the
+// block before its arrival, and no thread passes the one behind the check before the check ends. Between two arrivals every
+// block waits or checks, with or without a share, or its next arrival would be counted in place of another's of this phase.
 DEVICE u32 ask_readers(const Worker& w) { return w.thread == 0 ? relaxed_load(&w.p->barrier[0]) : 0; }
 DEVICE void check_readers(const Worker& w, u32 seen) {
   if (w.thread != 0) return;
@@ -257,8 +260,9 @@ DEVICE void check_readers(const Worker& w, u32 seen) {
   }
 }
 
-// Numbers whose last two bits are a tag of the layer that wrote them. A step writes an address in every layer or in none, and
-// leaves the last layer's tag, or 0 if it does not tag; so a layer never finds its own tag before the value is written.
+// Numbers whose last two bits are a tag of the layer that wrote them. A step writes an address in every layer or in none (also
+// where there is nothing to say: `leave_nothing`, every rank of the experts), and leaves the last layer's tag, or 0 if it does
+// not tag; so a layer never finds its own tag before the value is written.
 DEVICE u32 tag_of(int layer) { return layer == LAYERS - 1 ? 3 : 1 + (layer & 1); }
 DEVICE float tagged(float v, u32 tag) { return __uint_as_float(((u32)__float_as_int(v) & ~3u) | tag); }
 DEVICE float untagged(u32 bits) { return __uint_as_float(bits & ~3u); }
