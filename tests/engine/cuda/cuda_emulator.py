@@ -33,10 +33,12 @@ _BUILDS = Path(tempfile.gettempdir()) / "keystroke-emulated-kernels"
 
 
 class EmulatedLauncher:
-    """Kernels of a single row are used where `single` is set: each takes as long to compile as the other."""
+    """Kernels of a single row are used where `single` is set: each takes as long to compile as the other.
+    With `stalls`, about once in so many rounds some warps are held back."""
 
     asynchronous = False
     single = False
+    stalls = 0
 
     def __init__(self, plan: Plan) -> None:
         if program("g++") is None:
@@ -52,6 +54,7 @@ class EmulatedLauncher:
             kernel = self._kernels[key] = _build(self._plan.macros(*key), self._plan.target)
         shared = self._plan.target.shared_bytes
         assert bucket.ring_offset + bucket.stages * self._plan.stage_bytes(bucket.tiles_n) <= shared
+        kernel.stall(self.stalls)
         fault = _launch(kernel, parameters, self.blocks, shared)
         assert fault != 1, "the kernel's threads wait for each other"
         assert fault != 2, "the kernel ended before what it had asked for was there"

@@ -191,7 +191,12 @@ OUT_OF_LINE void wait_for_change(const u32* p, u32 old) {
   while (*(const volatile u32*)p == old) { me->watched = p; me->seen = old; leave(); }
 }
 OUT_OF_LINE void meet(Meeting& m, u32 expected) {
-  if (++m.waiting == expected) { m.waiting = 0; ++m.generation; ++progress; return; }
+  if (++m.waiting == expected) {
+    m.waiting = 0;
+    ++m.generation;
+    progress += expected > 32;  // not that of a warp, which meets in each turn of a loop that asks for something
+    return;
+  }
   wait_for_change(&m.generation, m.generation);
 }
 OUT_OF_LINE u32 (*exchange(const u32* data, int words))[10] {

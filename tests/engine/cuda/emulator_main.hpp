@@ -15,6 +15,25 @@ static void enter() {
 }
 // Stacks begin in different lines of the cache: one a multiple of 4096 after the other, they would drive each other out.
 enum { THREADS = 288, STACK = (32 << 10) + 320, GUARD = 64 };
+// A block, its computing warps, its streaming warp, or one warp, held back for up to 270 rounds or until nobody else can go on.
+struct Stall {
+  static inline int every = 0;  // rounds from one to the next, on average; 0: there are none
+  int left = 0;
+  std::vector<bool> held;
+  void turn(int blocks, bool stuck) {
+    using emulator::draw;
+    if (left) {
+      left = stuck ? 0 : left - 1;
+      if (!left) held.assign(held.size(), false);
+    } else if (every && draw() % every == 0) {
+      left = 20 + draw() % 250;
+      const int block = draw() % blocks, kind = draw() % 4, one = draw() % 9;
+      for (int warp = 0; warp < 9; ++warp)
+        held[block * 9 + warp] = kind == 0 || (kind == 1 && warp < 8) || (kind == 2 && warp == 8) || (kind == 3 && warp == one);
+    }
+  }
+};
+extern "C" void stall(int every) { Stall::every = every; }
 extern "C" s64 room(int blocks, int shared_bytes) { return (s64)blocks * (THREADS * (s64)STACK + shared_bytes + 2048); }
 // `memory` has that much room.
 extern "C" int launch(const Given* parameters, int blocks, int shared_bytes, u8* memory) {
@@ -44,13 +63,17 @@ extern "C" int launch(const Given* parameters, int blocks, int shared_bytes, u8*
   }
   size_t left = fibres.size();
   int idle = 0;
+  Stall stall;
+  stall.held.resize(fibres.size() / 32);
   while (left) {
+    stall.turn(blocks, idle > 6);
     const u64 before = progress;
     land_copies(idle > 0);
     // A warp goes on while its threads only wait for each other. The first or the last comes first.
     const bool backwards = draw() % 2;
     for (size_t n = 0; n < fibres.size(); n += 32) {
       const size_t first = backwards ? fibres.size() - 32 - n : n;
+      if (stall.held[first / 32]) continue;
       const Meeting& meeting = fibres[first].block->warps[fibres[first].thread / 32].meeting;
       u32 met;
       do {

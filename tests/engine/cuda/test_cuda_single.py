@@ -75,6 +75,49 @@ def test_a_kernel_for_one_row_gives_the_bits_of_the_kernel_for_any(
     assert not torch.equal(found["any"][0], found["any"][1])
 
 
+# Six layers, so that tags come back; more blocks than experts and than parts of some matrices.
+DEEP = replace(tiny_spec("qwen3", layers=6), hidden=256, heads=12, kv_heads=4)
+DEEP_MIXTURE = replace(DEEP, architecture="qwen3_moe", experts=ExpertsSpec(32, 4, 64))
+DEEP_HYBRID = replace(
+    tiny_spec("qwen3", layers=6),
+    architecture="qwen3_5_moe",
+    heads=2,
+    kv_heads=1,
+    head_dim=256,
+    rotary=64,
+    gated_attention=True,
+    delta=DeltaSpec(frozenset({0, 2, 4}), 1, 2, 32, 64, 4),
+    experts=ExpertsSpec(32, 4, 64),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "blocks"),
+    [
+        pytest.param(DEEP, 24, id="dense"),
+        pytest.param(DEEP_MIXTURE, 40, id="mixture"),
+        pytest.param(DEEP_HYBRID, 10, id="hybrid mixture"),
+        pytest.param(replace(MIXTURE, layers=6), 100, id="blocks without a part of anything"),
+    ],
+)
+def test_warps_that_are_held_back_change_nothing(spec: ModelSpec, blocks: int) -> None:
+    weights = tiny_weights(spec, "int8", blocks=blocks)
+    launcher = EmulatedLauncher(weights.plan)
+    found: dict[bool, list[torch.Tensor]] = {False: [], True: []}
+    for stalled, logits in found.items():
+        launcher.single = stalled
+        with CudaEngine(weights, launcher, 1024) as engine, engine.session() as session:
+            session.extend([(7 * i) % 203 for i in range(66)])
+            session.step(sampling=PROBE)
+            launcher.stalls = 25 if stalled else 0
+            for _ in range(3):
+                session.step(sampling=PROBE)
+                logits.append(engine._stepper.logits[0].clone())
+    assert all(map(torch.equal, found[True], found[False]))
+    assert not torch.equal(found[True][0], found[True][1])
+
+
 @pytest.mark.parametrize("spec", [MIXTURE, tiny_spec("llama")], ids=["mixture", "dense"])
 def test_far_keys_meet_queries_that_are_sent_as_they_meet_stored_ones(spec: ModelSpec) -> None:
     """The own key of the step is in the second of four pages of a chunk, then in the third."""
