@@ -531,6 +531,11 @@ class Part:
         return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), self.kv_tokens, sparse=self.sparse)
 
 
+# The types of published files: eight bits for all but the experts, or the feed-forward part, and the head.
+PUBLISHED_27B = Formats(EIGHT, EIGHT, EIGHT, FOUR, FOUR, SIX, wide=FOUR, delta_in=EIGHT, delta_out=EIGHT)
+PUBLISHED_35B = replace(
+    PUBLISHED_27B, down=SIX_OFFSET, wide=SIX_OFFSET, shared_gate_up=EIGHT, shared_down=EIGHT
+)
 PARTS = {
     "135m": Part(SMOLLM2_135M, (decode, verify, together), peer=True),
     "1.5b": Part(
@@ -582,32 +587,19 @@ PARTS = {
         kv_tokens=65_536,
         file="qwen3.6-35b-a3b",
     ),
-    # As published: eight bits for all but the experts of the one and the feed-forward part of the other.
     "hybrid-35b-published": Part(
         QWEN_35B_HYBRID,
         (decode, verify, together, partial(prefill, context=8192)),
         "stored",
         kv_tokens=65_536,
-        formats=Formats(
-            EIGHT,
-            EIGHT,
-            EIGHT,
-            FOUR,
-            SIX_OFFSET,
-            SIX,
-            wide=SIX_OFFSET,
-            delta_in=EIGHT,
-            delta_out=EIGHT,
-            shared_gate_up=EIGHT,
-            shared_down=EIGHT,
-        ),
+        formats=PUBLISHED_35B,
     ),
     "hybrid-27b-published": Part(
         QWEN_27B_HYBRID,
         (decode, verify, together, partial(prefill, context=8192)),
         "stored",
         kv_tokens=65_536,
-        formats=Formats(EIGHT, EIGHT, EIGHT, FOUR, FOUR, SIX, wide=FOUR, delta_in=EIGHT, delta_out=EIGHT),
+        formats=PUBLISHED_27B,
     ),
     "hybrid-27b": Part(
         QWEN_27B_HYBRID,

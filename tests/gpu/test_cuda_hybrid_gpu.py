@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bench.cuda_rows.cuda_parts import PARTS
+from bench.cuda_rows.cuda_parts import PUBLISHED_35B
 from gpu_models import DEVICE, assert_steps_repeat, blocks, family, last_logits, needs_hopper, text
 from torch import Tensor
 
@@ -54,7 +54,7 @@ Loaded = tuple[CudaEngine, dict[str, Tensor]]
     params=[
         pytest.param((DENSE, typical_formats(DENSE)), id="dense"),
         pytest.param((MIXTURE, typical_formats(MIXTURE)), id="mixture"),
-        pytest.param((MIXTURE, PARTS["hybrid-35b-published"].formats), id="published mixture"),
+        pytest.param((MIXTURE, PUBLISHED_35B), id="published mixture"),
     ],
 )
 def model(request: pytest.FixtureRequest) -> Iterator[Loaded]:

@@ -60,7 +60,7 @@ from keystroke.gateway.work.ticket import SHUTTING_DOWN
 
 log = logging.getLogger("keystroke.app")
 
-_UNSENT = 128 << 10  # bytes that the system holds back for a connection; megabytes by default
+_UNSENT = 128 << 10  # unsent bytes that the system accepts for a connection; megabytes by default
 
 MakeConnection = Callable[[Scope, Caller, Socket], SocketConnection]
 SocketHandler = Callable[[Scope, Receive, Send], Awaitable[None]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.cuda_rows.cuda_parts import PARTS
+from bench.cuda_rows.cuda_parts import PUBLISHED_35B
 from cuda_emulator import EmulatedLauncher
 from cuda_models import CPU
 from test_cuda_experts import PROMPT, engine_for, last_logits, mixture, qwen3_moe, write_gguf
@@ -45,7 +45,6 @@ from stored_models import random_blocks
 SPEC = mixture(experts=ExpertsSpec(32, 4, 256), hidden=256, vocab_size=72, tied=False)
 Given = dict[str, Tensor | Codes]
 HYBRID_MIXED = replace(MIXED, delta_in=FOUR, delta_out=FOUR)
-HYBRID_PUBLISHED = PARTS["hybrid-35b-published"].formats or MIXED
 
 
 def kind_of(spec: ModelSpec, name: str) -> str:
@@ -158,11 +157,11 @@ def test_biases_and_clamped_gates_of_mxfp4_experts(library: Path) -> None:
         assert (alone - truth).norm() / truth.norm() < 0.03
 
 
-@pytest.mark.parametrize("formats", [HYBRID_MIXED, HYBRID_PUBLISHED], ids=["Q4_K_M", "shared expert in Q8_0"])
+@pytest.mark.parametrize("formats", [HYBRID_MIXED, PUBLISHED_35B], ids=["Q4_K_M", "shared expert in Q8_0"])
 def test_a_hybrid_with_a_shared_expert(library: Path, formats: Formats) -> None:
     shared = ExpertsSpec(32, 4, 256, shared=256, shared_gate=True)
     delta = DeltaSpec(frozenset({0, 2}), 1, 2, 32, 128, 4)
-    name = "published" if formats is HYBRID_PUBLISHED else "mixed"
+    name = "published" if formats is PUBLISHED_35B else "mixed"
     spec = hybrid(name=name, experts=shared, delta=delta, hidden=256, vocab_size=72, tied=False)
     truth = forward(spec, model(spec)[0].__getitem__, PROMPT, torch.float64)[-1]
     placements: list[list[list[int]] | None] = [None, [[]] * 3, [[0, 5, 9, 31]] * 3]
@@ -172,7 +171,7 @@ def test_a_hybrid_with_a_shared_expert(library: Path, formats: Formats) -> None:
             engine_with(library, resident, spec, formats=formats, single=True) as single,
             engine_with(library, resident, spec, formats=formats, target=TARGETS["sm_86"]) as older,
         ):
-            assert bool(engine._stepper.plan.shared_apart) == (formats is HYBRID_PUBLISHED)
+            assert bool(engine._stepper.plan.shared_apart) == (formats is PUBLISHED_35B)
             found = [last_logits(engine, PROMPT, 1), last_logits(engine, PROMPT, 4)]
             found += [last_logits(each, PROMPT, 1) for each in (single, older)]
         assert all(torch.equal(found[0], other) for other in found[1:])

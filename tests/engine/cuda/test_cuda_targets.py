@@ -22,14 +22,13 @@ from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
 from keystroke.engine.cuda.draft import has_room
 from keystroke.engine.cuda.driver import PREFILL_PARTS, compile_kernel, known_architectures
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.gpu import MOST_STATES, choose_resident, kv_token_capacity, state_slots
-from keystroke.engine.cuda.plan import BLOCK_BYTES, INT4, TAIL_BYTES, WARPS, Plan, Precision
+from keystroke.engine.cuda.gpu import choose_resident, context_bytes, kv_token_capacity, state_slots
+from keystroke.engine.cuda.plan import BLOCK_BYTES, INT4, MAX_BATCH, TAIL_BYTES, WARPS, Plan, Precision
 from keystroke.engine.cuda.prefill import WORK, operations_per_portion, portion_size
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.sparse import supports_sparse
 from keystroke.engine.cuda.stored import typical_formats
 from keystroke.engine.cuda.target import AMPERE, HOPPER, TARGETS, nearest_supported, target_for
-from keystroke.engine.snapshots import SNAPSHOT_SHARE
 from keystroke.engine.speculative.head_file import HeadConfig
 from keystroke.errors import ConfigError, Interrupted, ModelError, NotEnoughMemory
 
@@ -239,10 +238,10 @@ def test_recurrent_states_leave_room_for_a_context(size: int) -> None:
     plan = replace(plan, resident=resident)
     left = memory - plan.packed_bytes - plan.spec.vocab_size * plan.spec.hidden * 2
     slots = state_slots(plan, left, memory)
-    assert plan.max_rows <= slots <= MOST_STATES
-    assert (slots == MOST_STATES) == (size == 80)
+    assert plan.max_rows <= slots <= MAX_BATCH
+    assert (slots == MAX_BATCH) == (size == 80)
     left -= slots * plan.state_bytes
-    assert kv_token_capacity(plan, left, memory, int(plan.kv_bytes_per_token * (1 + SNAPSHOT_SHARE))) > 10_000
+    assert kv_token_capacity(plan, left, memory, context_bytes(plan)) > 10_000
 
 
 def test_a_model_that_leaves_no_room_is_refused_in_a_sentence() -> None:

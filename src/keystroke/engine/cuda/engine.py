@@ -21,9 +21,9 @@ from keystroke.engine.cuda.draft import DraftHead, DraftingLauncher, HeadPlan, h
 from keystroke.engine.cuda.driver import GpuLauncher, cache_folder, compile_in_background
 from keystroke.engine.cuda.expert_use import Uses, exchanges
 from keystroke.engine.cuda.gpu import (
-    MOST_STATES,
     ExpertPlacement,
     choose_resident,
+    context_bytes,
     gpu_report,
     gpu_target,
     kv_token_capacity,
@@ -32,7 +32,7 @@ from keystroke.engine.cuda.gpu import (
     state_slots,
 )
 from keystroke.engine.cuda.pages import PagePool, PageTable
-from keystroke.engine.cuda.plan import LOGGED_ROWS, PAGE, KvPrecision
+from keystroke.engine.cuda.plan import LOGGED_ROWS, MAX_BATCH, PAGE, KvPrecision
 from keystroke.engine.cuda.prefill import WORK, Prefill, operations_per_portion
 from keystroke.engine.cuda.prefill_delta import RecurrentSlot
 from keystroke.engine.cuda.scales import measure_steps
@@ -58,7 +58,6 @@ from keystroke.errors import NotEnoughMemory, SessionClosed, UsageError
 
 __all__ = ["CudaEngine", "build_weights", "gpu_report", "load_cuda"]
 
-_BATCH = 16
 _SLOTS = 256  # sessions at once
 _POSITIONS_AHEAD = 3  # writable positions of a plain step: its own and those of two launches ahead
 _DRAFT_TOKENS = 6  # longest draft of the draft head: later tokens are rarely right
@@ -114,7 +113,7 @@ class _Part:
 
 
 class CudaEngine(Engine):
-    max_batch = _BATCH
+    max_batch = MAX_BATCH
     runs_ahead = True
     prefill_chunk = 8192  # most tokens of a portion; fewer where the context is long
     prefill_work = WORK  # operations of such a portion
@@ -128,7 +127,7 @@ class CudaEngine(Engine):
         *,
         sparse: Sparse = "off",
         draft_head: HeadWeights | None = None,
-        slots: int = MOST_STATES,
+        slots: int = MAX_BATCH,
     ) -> None:
         """Raises NotEnoughMemory, and UsageError for a draft head of another model."""
         plan, spec = weights.plan, weights.plan.spec
@@ -150,7 +149,7 @@ class CudaEngine(Engine):
                 raise UsageError(f"draft heads of hybrid models such as {spec.name} are not supported")
             budget = int(kv_tokens * plan.kv_bytes_per_token * SNAPSHOT_SHARE)
             self.states = StatePool(plan, slots, device, budget)
-            self.max_batch = min(_BATCH, slots)  # with more, sequences would take each other's states
+            self.max_batch = slots  # with more, sequences would take each other's states
         shape = (plan.attention_layers, self.pool.pages, spec.kv_heads, PAGE * spec.head_dim)
         try:
             self._keys = torch.zeros(shape, dtype=kind, device=device)
@@ -374,7 +373,7 @@ class CudaEngine(Engine):
             session = self._session_of(request)
             part = _Part(request, session, *session.rows(request.draft, most), self._budget(session))
             size = len(part.pending) + len(part.draft)
-            if not groups or used + size > most or len(groups[-1]) == _BATCH:
+            if not groups or used + size > most or len(groups[-1]) == MAX_BATCH:
                 groups.append([])
                 used = 0
             groups[-1].append(part)
@@ -613,11 +612,9 @@ def load_cuda(
     free, total = torch.cuda.mem_get_info(device)
     slots = state_slots(weights.plan, free, total)
     if kv_tokens is None:
-        each = weights.plan.kv_bytes_per_token + (0 if head is None else head_bytes_per_token(head.config))
-        if weights.delta is not None:
-            each = int(each * (1 + SNAPSHOT_SHARE))
-            free -= slots * weights.plan.state_bytes
-        kv_tokens = kv_token_capacity(weights.plan, free, total, each, kv_bytes)
+        each = context_bytes(weights.plan) + (0 if head is None else head_bytes_per_token(head.config))
+        left = free - slots * weights.plan.state_bytes
+        kv_tokens = kv_token_capacity(weights.plan, left, total, each, kv_bytes)
     launcher = GpuLauncher(weights.plan, device)
     engine = CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head, slots=slots)
     engine.follows_use = not exact

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.plan import Formats, KvPrecision, Plan, Precision
+from keystroke.engine.cuda.plan import MAX_BATCH, Formats, KvPrecision, Plan, Precision
 from keystroke.engine.cuda.target import INSTEAD, Target, target_for
 from keystroke.engine.snapshots import SNAPSHOT_SHARE
 from keystroke.errors import KeystrokeError, ModelError, NotEnoughMemory
@@ -17,7 +17,6 @@ from keystroke.errors import KeystrokeError, ModelError, NotEnoughMemory
 _MOST_SPARE = 4 << 30
 _FEWEST_TOKENS = 1024  # of KV; with less room a model is not loaded
 _TOKENS_BESIDE_EXPERTS = 16_384  # of KV that experts leave room for
-MOST_STATES = 16  # the sequences of a step, at most
 _STATE_SHARE = 8  # more states than a step needs take at most one part in so many of the room for contexts
 
 ExpertPlacement = Literal["auto", "gpu", "host"]
@@ -56,16 +55,21 @@ def state_slots(plan: Plan, free: int, total: int) -> int:
     if plan.spec.delta is None:
         return 0
     room = max(free - _prompt_room(plan, total), 0)
-    return min(max(room // _STATE_SHARE // plan.state_bytes, _fewest_states(plan)), MOST_STATES)
+    return min(max(room // _STATE_SHARE // plan.state_bytes, _fewest_states(plan)), MAX_BATCH)
 
 
 def _fewest_states(plan: Plan) -> int:
     """Those of a step's sequences, and two so that a conversation does not lose its state to one request."""
-    return min(max(plan.max_rows, 2), MOST_STATES)
+    return min(max(plan.max_rows, 2), MAX_BATCH)
 
 
 def _fewest_state_bytes(plan: Plan) -> int:
-    return 0 if plan.spec.delta is None else _fewest_states(plan) * plan.state_bytes
+    return _fewest_states(plan) * plan.state_bytes
+
+
+def context_bytes(plan: Plan) -> int:
+    """Bytes of a token of context: its KV, and of a hybrid the snapshots of states."""
+    return int(plan.kv_bytes_per_token * (1 if plan.spec.delta is None else 1 + SNAPSHOT_SHARE))
 
 
 def expert_bytes(plan: Plan) -> int:
@@ -177,14 +181,14 @@ def gpu_report(
         return False, str(error)
     if resident is not None:
         return _report_of_placement(plan, resident, free, total, torch.cuda.get_device_name(device))
-    need = plan.packed_bytes + spec.vocab_size * spec.hidden * 2 + spare_bytes(total)
-    need += _fewest_state_bytes(plan)
+    weights = plan.packed_bytes + spec.vocab_size * spec.hidden * 2
+    need = weights + spare_bytes(total) + _fewest_state_bytes(plan)
     name = torch.cuda.get_device_name(device)
     sizes = f"{name}: {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
     if free < need:
         lack = f"{spec.name} in {precision} needs {need / 1e9:.0f} GB"
         return False, f"{sizes}, but {lack}; choose fewer bits (model.precision) or a smaller model"
-    tokens = int((free - need) / (1 if spec.delta is None else 1 + SNAPSHOT_SHARE)) // plan.kv_bytes_per_token
+    tokens = (free - need) // context_bytes(plan)
     room = f"leaves room for {tokens:,} tokens of KV in {kv_precision}"
     how = f"kernels for {kind.name}, up to {rows} rows a step"
     return True, f"{sizes}; {how}; {spec.name} in {precision} {room}"

@@ -30,6 +30,7 @@ GROUP_K = {FOUR: 32, SIX: 16, SIX_OFFSET: 16, EIGHT: 16, EIGHT_OFFSET: 16, FLOAT
 WITH_OFFSETS = frozenset({FOUR, SIX_OFFSET, EIGHT_OFFSET})
 TAIL_BYTES = 128  # every unit ends with 16 scales and 16 biases
 MAX_ROWS = 32
+MAX_BATCH = 16  # sequences of a step
 PAGE = 64
 CHUNK = 256
 NEAR = 2048  # keys before this position form chunks of one page

@@ -141,8 +141,8 @@ def choose_precision(checkpoint: Checkpoint, wanted: RequestedPrecision) -> tupl
     if wanted != "auto" and wanted != "stored":
         return wanted, None
     formats = stored_formats(checkpoint)
-    large = checkpoint.spec.experts is not None  # several times what it reads for a token
-    if formats is not None and (wanted == "stored" or large or formats.gate_up in (FOUR, FLOAT_FOUR)):
+    mixture = checkpoint.spec.experts is not None  # in 16 bits it would need several times the memory
+    if formats is not None and (wanted == "stored" or mixture or formats.gate_up in (FOUR, FLOAT_FOUR)):
         return "stored", formats
     if wanted == "stored":
         raise UnsupportedModel(

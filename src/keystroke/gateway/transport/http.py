@@ -225,7 +225,7 @@ class EventStream(HttpResponse):
 
     async def _watch_stall(self) -> None:
         while True:
-            await asyncio.sleep(STALL_TIMEOUT / 8)  # often: WireLimits.stall, a little later, logs nothing
+            await asyncio.sleep(STALL_TIMEOUT / 8)  # in time before WireLimits.stall, which logs nothing
             if self._writing_since and time.perf_counter() - self._writing_since > STALL_TIMEOUT:
                 why = f"The client read nothing for {STALL_TIMEOUT:.0f} s."
                 log.warning("a client was dropped: %s", why)

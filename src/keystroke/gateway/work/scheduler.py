@@ -135,7 +135,7 @@ class Scheduler(WorkQueue):
             if ticket.buffer is not None:
                 self._supersede(ticket.buffer)
             # Tickets with a free place only wait for the thread; they do not count as queued.
-            free = max(0, self.concurrent - self._count_rivals(ticket))
+            free = max(0, self.concurrent - len(self._rivals(ticket)))
             if not ticket.resumed:
                 check_room(ticket.key, self._waiting, self.max_queue, self.model.name, free=free)
             at = insert_ticket(self._waiting, ticket, (r.ticket for r in self._running))
@@ -164,15 +164,15 @@ class Scheduler(WorkQueue):
     def _has_room(self, ticket: Ticket) -> bool:
         """Capacity is counted among equal and better ranks, so lower work never delays higher work. A resumed
         answer has a place at once and takes turns with those that run: its reader saw it begin."""
-        return ticket.resumed or self._count_rivals(ticket) < self.concurrent
+        return ticket.resumed or len(self._rivals(ticket)) < self.concurrent
 
-    def _count_rivals(self, ticket: Ticket) -> int:
-        return sum(r.ticket.rank <= ticket.rank and not r.displaced for r in self._running)
+    def _rivals(self, ticket: Ticket) -> list[RunningTicket]:
+        """The answers of equal or better rank that have a place."""
+        return [r for r in self._running if r.ticket.rank <= ticket.rank and not r.displaced]
 
     def _make_room(self, ticket: Ticket) -> bool:
         """Whether there is a place for `ticket`, after answers whose readers are behind gave up theirs."""
-        places = [r for r in self._running if not r.displaced and r.ticket.rank <= ticket.rank]
-        behind = [r for r in places if r.ticket.paused and r.ticket.reason is None]
+        behind = [r for r in self._rivals(ticket) if r.ticket.paused and r.ticket.reason is None]
         while behind and not self._has_room(ticket):
             self._run_or_finish(behind.pop(0), self._displace)
         return self._has_room(ticket)
@@ -225,10 +225,9 @@ class Scheduler(WorkQueue):
         ticket.position = 0
         ticket.timing.started = time.perf_counter()
         try:
-            scope = self._scope(ticket)
-            session = self.model.engine.session(scope)
+            session = self._open_session(ticket)
             for length, seconds in job.protected:
-                self.model.engine.protect_prefix(job.prompt[:length], seconds, scope)
+                self.model.engine.protect_prefix(job.prompt[:length], seconds, self._scope(ticket))
             generation = Generation(
                 self.model,
                 session,
@@ -243,15 +242,17 @@ class Scheduler(WorkQueue):
             self._end(ticket, _as_keystroke(error))
             return
         ticket.stats = generation.stats
-        ticket.read = lambda: session.resident
         self._running.append(RunningTicket(ticket, session, generation))
         self._post(ticket, TicketStarted())
 
     def _reopen(self, running: RunningTicket) -> None:
         running.displaced = False
-        session = self.model.engine.session(self._scope(running.ticket))
-        running.session = running.generation.session = session
-        running.ticket.read = lambda: session.resident
+        running.session = running.generation.session = self._open_session(running.ticket)
+
+    def _open_session(self, ticket: Ticket) -> Session:
+        session = self.model.engine.session(self._scope(ticket))
+        ticket.read = lambda: session.resident
+        return session
 
     def _scope(self, ticket: Ticket) -> str:
         return "" if self.share_prefixes else ticket.key

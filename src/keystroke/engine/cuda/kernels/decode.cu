@@ -204,7 +204,6 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     if (asks(thread - COMPUTE)) {
       Streamer s;
       s.ring = ring;
-      s.spans = spans;
       s.oldest = ring.at;
       s.under_way = 0;
       s.in_flight = p.in_flight;

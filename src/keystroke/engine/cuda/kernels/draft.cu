@@ -146,7 +146,6 @@ KERNEL void draft_step(const __grid_constant__ DraftParameters p) {
     if (asks(thread - COMPUTE)) {
       Streamer s;
       s.ring = ring;
-      s.spans = spans;
       s.oldest = ring.at;
       s.under_way = 0;
       s.in_flight = p.base.in_flight;

@@ -78,7 +78,6 @@ struct Ring {
 };
 struct Streamer {
   Ring ring;
-  const Span* spans;
   Place oldest;  // of the chunks under way
   int under_way;
   int in_flight;
