@@ -94,10 +94,14 @@ def main() -> None:
     record("scale", figures)
 
 
-def _settings(folder: Path) -> Settings:
+def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+def _settings(folder: Path) -> Settings:
+    port = _free_port()
     with closing(Store(default_url(folder))) as store:  # the tables, once
         for key, _ in KEYS:
             store.add_key(key)
@@ -344,9 +348,7 @@ async def _isolation(url: str, seconds: float) -> tuple[float, float]:
 
 def _head_recovery(settings: Settings) -> float:
     """Seconds from the death of a local Ray's head to the first answer after it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _free_port()
     folder = settings.paths.state
     state = str(folder / "recovery")
     environ = {**os.environ, "KEYSTROKE_PATHS_STATE": state, "KEYSTROKE_CONFIG": str(folder)}
@@ -405,9 +407,7 @@ def _name(pid: int) -> str:
 def _direct(settings: Settings) -> Iterator[str]:
     """A gateway that has the engine in its own process. Yields its address."""
     folder = settings.paths.state
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _free_port()
     # The echo model of `serve --echo` takes the same five milliseconds a step.
     command = [sys.executable, "-m", "keystroke", "--set", "speculation.enabled=false", "serve", "--echo"]
     environ = {**os.environ, "KEYSTROKE_PATHS_STATE": str(folder), "KEYSTROKE_CONFIG": str(folder)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from free_ports import free_port
 
 
 @contextmanager
@@ -30,9 +31,7 @@ def postgres_server() -> Iterator[str]:
             pytest.skip("no user to run a Postgres server as")
     folder = Path(tempfile.mkdtemp(prefix="keystroke-pg-"))
     folder.chmod(0o777)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     data, bin_ = folder / "data", programs[-1].parent
     options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
     start = [str(bin_ / "pg_ctl"), "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from page_support import PATIENCE, browser, needs_browser, scripted_model, serving
+
+from free_ports import free_port
 
 if TYPE_CHECKING:
     from gateway_support import RunningServer
@@ -102,9 +103,7 @@ def address(gateway: RunningServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 @contextmanager
 def running(command: list[str], home: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = ["--auth", "none", "--bind-addr", f"127.0.0.1:{port}", "--config", str(home / "config.yaml")]
     options += ["--user-data-dir", str(home / "data"), "--extensions-dir", str(home / "extensions")]
     options += ["--disable-telemetry", "--disable-update-check", "--disable-workspace-trust"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 
 import gateway_support
 import pytest
 from gateway_support import RunningServer, scripted_model, serving
 
+from free_ports import free_port
 from keystroke.clients.live_connection import LiveClient
 from keystroke.config import NamedModel, Settings
 from keystroke.errors import InputError
@@ -17,12 +17,6 @@ from keystroke.gateway.live.connection import LiveConnection
 from keystroke.gateway.work.registry import ModelRegistry, remote_entry
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_suggestion_comes_back_as_a_value() -> None:

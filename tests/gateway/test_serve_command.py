@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from free_ports import free_port
 from installed import lend_operators, program
 from keystroke.clients.cli import main
 
@@ -192,13 +192,6 @@ def test_tls_answers_over_https_and_over_a_secure_socket_and_refuses_plain_text(
             assert json.loads(socket.recv(timeout=60))["type"] == "response.created"
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"{url.replace('https', 'http')}/health", timeout=60)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def test_a_second_port_serves_the_same_models_to_clients_of_ollama(

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,17 +18,12 @@ import psutil
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
+from free_ports import free_port
 from keystroke.config import NamedModel, Settings, load_settings
 
 HANG = 600.0  # seconds that only something that hangs takes: starting Ray took 240 on a starved machine
 PAUSE = 0.2  # seconds between two turns of a conversation: the engines are to be busy, not the cores
 ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
 
 
 def settings_for(folder: Path, **flags: Any) -> Settings:

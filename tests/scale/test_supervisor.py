@@ -21,7 +21,9 @@ import httpx
 import psutil
 import pytest
 import websockets
-from scale_support import HANG, free_port
+from scale_support import HANG
+
+from free_ports import free_port
 
 pytest.importorskip("ray", reason="the [scale] extra is not installed")
 
