@@ -169,6 +169,17 @@ async def test_a_session_is_listed_and_gone_on_with(server: RunningServer, root:
         await until(lambda: "You said: and now" in log(app), pilot)
 
 
+async def test_leaving_in_the_middle_of_an_answer_is_quiet_and_keeps_what_was_said(
+    server: RunningServer, root: Path
+) -> None:
+    async with opened(server, root) as (app, pilot):
+        await say(app, pilot, "a long one")
+        await until(lambda: "word word" in log(app), pilot)
+    (kept,) = SessionStore(root.parent / "state").list(root)
+    assert [entry.kind for entry in kept.entries] == ["user", "assistant"]
+    assert "word word" in kept.entries[1].text
+
+
 def test_strangers_text_cannot_steer_the_terminal() -> None:
     assert safe_for_terminal("\x1b]0;title\x07[bold]\x9b2J\nnext") == "�]0;title�[bold]�2J\nnext"
 

@@ -78,17 +78,21 @@ class TerminalApp(App[None]):
         self._redirections: list[str] = []  # lines sent to steer the answer, not in effect yet
         self._check = ""
         self._task_mode = False  # the next line starts a task
+        # Held here because queries find no widget of an app that is closing, while answers still end.
+        self._entries = VerticalScroll(id="log")
+        self._line = Input(placeholder=_CHAT_PLACEHOLDER, id="line")
+        self.bar = StatusBar()
 
     def compose(self) -> ComposeResult:
-        yield VerticalScroll(id="log")
-        yield Input(placeholder=_CHAT_PLACEHOLDER, id="line")
-        yield StatusBar()
+        yield self._entries
+        yield self._line
+        yield self.bar
         yield Footer()
 
     async def on_mount(self) -> None:
-        self.query_one("#log").can_focus = True
+        self._entries.can_focus = True
         self.bar.set_fields(folder=self._workspace.name, model=self.session.model)
-        self.query_one(Input).focus()
+        self._line.focus()
         self._show_model()
 
     async def on_unmount(self) -> None:
@@ -178,7 +182,7 @@ class TerminalApp(App[None]):
         self._save_answer()
         self.session.entries.append(SessionEntry(kind="user", text=line))
         self._answer = LogEntry("assistant")
-        self.query_one("#log").mount(LogEntry("user", line), self._answer)
+        self._entries.mount(LogEntry("user", line), self._answer)
         self.scroll_to_end()
 
     def _save_answer(self) -> None:
@@ -234,13 +238,14 @@ class TerminalApp(App[None]):
             self._problem(error)
 
     async def show_question(self, question: tasks.TaskQuestion | None) -> None:
-        await self.query(QuestionPanel).remove()
+        screen = self._line.screen
+        await screen.query(QuestionPanel).remove()
         if question is not None:
-            await self.mount(QuestionPanel(question), before="#line")
-            lists = self.query("#question SelectionList")
-            (lists.first() if lists else self.query_one("#log")).focus()
+            await screen.mount(QuestionPanel(question), before=self._line)
+            lists = screen.query("#question SelectionList")
+            (lists.first() if lists else self._entries).focus()
         else:
-            self.query_one(Input).focus()
+            self._line.focus()
 
     async def on_key(self, event: Key) -> None:
         key = event.key
@@ -264,9 +269,7 @@ class TerminalApp(App[None]):
     def action_mode(self) -> None:
         self._task_mode = not self._task_mode
         self.bar.set_fields(mode="task" if self._task_mode else "chat")
-        self.query_one(Input).placeholder = (
-            "What to do in this folder" if self._task_mode else _CHAT_PLACEHOLDER
-        )
+        self._line.placeholder = "What to do in this folder" if self._task_mode else _CHAT_PLACEHOLDER
 
     async def action_fresh(self) -> None:
         if self._busy():
@@ -311,7 +314,7 @@ class TerminalApp(App[None]):
         if refused is not None:
             self._problem(refused)
         elif first is not None:
-            self.query_one(Input).value = first.text
+            self._line.value = first.text
 
     def _busy(self) -> bool:
         busy = self._running_task is not None or self._chat.answering
@@ -321,31 +324,27 @@ class TerminalApp(App[None]):
 
     # The log
 
-    @property
-    def bar(self) -> StatusBar:
-        return self.query_one(StatusBar)
-
     async def _show(self, session: TuiSession) -> None:
         """Display a session."""
         self.session = session
         self._chat.reset()
         self.bar.set_fields(model=session.model)
-        await self.query_one("#log").remove_children()
+        await self._entries.remove_children()
         for entry in session.entries:
             await self.add_entry(LogEntry(entry.kind, entry.text))
-        self.query_one(Input).focus()
+        self._line.focus()
 
     async def add_entry(self, widget: Widget) -> None:
-        await self.query_one("#log").mount(widget)
+        await self._entries.mount(widget)
         self.scroll_to_end()
 
     def scroll_to_end(self) -> None:
-        self.query_one("#log", VerticalScroll).scroll_end(animate=False)
+        self._entries.scroll_end(animate=False)
 
     def _note(self, text: str) -> None:
-        self.query_one("#log").mount(LogEntry("note", text))
+        self._entries.mount(LogEntry("note", text))
         self.scroll_to_end()
 
     def _problem(self, error: Exception) -> None:
-        self.query_one("#log").mount(LogEntry("problem", str(error)))
+        self._entries.mount(LogEntry("problem", str(error)))
         self.scroll_to_end()
