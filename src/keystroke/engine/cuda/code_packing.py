@@ -140,34 +140,40 @@ def _fragments(codes: Tensor) -> Tensor:
     return view.permute(0, 3, 4, 2, 5, 6, 7, 1, 8)
 
 
-def _low_shifts(device: torch.device) -> Tensor:
-    """Shifts of the low four bits of a code in the word of its step, by r, h, e."""
-    r, h, e = (torch.arange(2, device=device) for _ in range(3))
-    return (8 * r[:, None, None] + 4 * h[:, None] + 16 * e).to(torch.int32)
-
-
-def _high_shifts(device: torch.device) -> Tensor:
-    """Shifts of its upper two bits in the word of its half, by step, r, h, e."""
-    step, r, h, e = (torch.arange(2, device=device) for _ in range(4))
-    places = 8 * step[:, None, None, None] + 2 * r[:, None, None] + 4 * h[:, None] + 16 * e
-    return places.to(torch.int32)
+# Where `narrow_codes` (multiply.cuh) finds the codes of its eight registers: for each register the pieces
+# (first bit of the code, bits, word, place in each half of the word).
+_PIECES = {
+    4: tuple(((0, 4, at // 4, at % 4 * 4),) for at in range(8)),
+    6: (
+        ((0, 6, 0, 0),),
+        ((0, 6, 0, 10),),
+        ((0, 6, 1, 0),),
+        ((0, 6, 1, 10),),
+        ((0, 6, 2, 10),),
+        ((0, 6, 2, 4),),
+        ((0, 4, 0, 6), (4, 2, 2, 2)),
+        ((0, 2, 2, 0), (2, 4, 1, 6)),
+    ),
+}
 
 
 def _code_bytes(codes: Tensor, kind: int) -> list[Tensor]:
     """The codes of each block, [unit, block, bytes], in one piece or two."""
     count, _, inner = codes.shape
-    parts = _fragments(codes)
-    if CODE_BITS[kind] == 8:
+    parts, bits = _fragments(codes), CODE_BITS[kind]
+    if bits == 8:
         return [parts.reshape(count, inner // 64, -1)]
-    low = ((parts & 15).to(torch.int32) << _low_shifts(codes.device)).sum((6, 7, 8), dtype=torch.int32)
-    low = low.permute(0, 1, 3, 4, 2, 5).reshape(count, inner // 64, -1)  # unit, block, g, j, half, step
-    found = [low.contiguous().view(torch.uint8)]
-    if CODE_BITS[kind] == 6:
-        high = (parts >> 4).to(torch.int32) << _high_shifts(codes.device)
-        high = high.sum((5, 6, 7, 8), dtype=torch.int32)
-        high = high.permute(0, 1, 3, 4, 2).reshape(count, inner // 64, -1)  # unit, block, g, j, half
-        found.append(high.contiguous().view(torch.uint8))
-    return found
+    registers = parts.flatten(5, 7)  # unit, block, half, g, j, register, e
+    words = torch.zeros(
+        count, inner // 64, 8, 4, 2, bits // 2, 2, dtype=torch.int32, device=codes.device
+    )  # unit, block, g, j, half, word, e
+    for register, pieces in enumerate(_PIECES[bits]):
+        of = registers[:, :, :, :, :, register].permute(0, 1, 3, 4, 2, 5).to(torch.int32)
+        for first, width, word, place in pieces:
+            words[..., word, :] |= (of >> first & (1 << width) - 1) << place
+    found = (words[..., :2, :], words[..., 2:, :])
+    halves = [part.to(torch.int16).reshape(count, inner // 64, -1) for part in found if part.numel()]
+    return [part.view(torch.uint8) for part in halves]
 
 
 def _codes(data: Tensor, count: int, blocks: int, bits: int) -> Tensor:
@@ -175,11 +181,19 @@ def _codes(data: Tensor, count: int, blocks: int, bits: int) -> Tensor:
     if bits == 8:
         parts = data.view(count, blocks, 2, 8, 4, 2, 2, 2, 2)  # unit, block, half, g, j, step, r, h, e
         return parts.permute(0, 7, 3, 1, 2, 4, 5, 6, 8).reshape(count, 2, 8, blocks, 2, 32).float()
-    low = data[..., :512].contiguous().view(torch.int32).view(count, blocks, 8, 4, 2, 2, 1, 1, 1)
-    codes = (low >> _low_shifts(data.device)) & 15  # unit, block, g, j, half, step, r, h, e
-    if bits == 6:
-        high = data[..., 512:].contiguous().view(torch.int32).view(count, blocks, 8, 4, 2, 1, 1, 1, 1)
-        codes |= ((high >> _high_shifts(data.device)) & 3) << 4
+    words = torch.cat(
+        [
+            part.contiguous().view(torch.int16).view(count, blocks, 8, 4, 2, -1, 2)
+            for part in (data[..., :512], data[..., 512:])
+            if part.numel()
+        ],
+        5,
+    )  # unit, block, g, j, half, word, e
+    registers = torch.zeros(count, blocks, 8, 4, 2, 8, 2, dtype=torch.int16, device=data.device)
+    for register, pieces in enumerate(_PIECES[bits]):
+        for first, width, word, place in pieces:
+            registers[..., register, :] |= (words[..., word, :] >> place & (1 << width) - 1) << first
+    codes = registers.view(count, blocks, 8, 4, 2, 2, 2, 2, 2)  # ..., step, r, h, e
     return codes.permute(0, 7, 2, 1, 4, 3, 5, 6, 8).reshape(count, 2, 8, blocks, 2, 32).float()
 
 

@@ -53,6 +53,31 @@ DEVICE void multiply_float4(const u8* block, const u16* const (&x)[TILES_N], int
   }
 }
 
+// Codes of four bits lie in one word, of six bits in three (the third one holds the rest of the last two codes). Each half of a word
+// has one code of each register. Codes of rows g come out in the low bits, those of rows g + 8 four bits higher.
+template <int BITS>
+DEVICE void narrow_codes(u32 first, u32 second, u32 third, u32 (&to)[8]) {
+  if (BITS == 4) {
+    to[0] = first & 0x000f000fu;
+    to[1] = first & 0x00f000f0u;
+    to[2] = first >> 8 & 0x000f000fu;
+    to[3] = first >> 8 & 0x00f000f0u;
+    to[4] = second & 0x000f000fu;
+    to[5] = second & 0x00f000f0u;
+    to[6] = second >> 8 & 0x000f000fu;
+    to[7] = second >> 8 & 0x00f000f0u;
+  } else {
+    to[0] = first & 0x003f003fu;
+    to[1] = first >> 6 & 0x03f003f0u;
+    to[2] = second & 0x003f003fu;
+    to[3] = second >> 6 & 0x03f003f0u;
+    to[4] = third >> 10 & 0x003f003fu;
+    to[5] = third & 0x03f003f0u;
+    to[6] = and_or(third << 2, 0x00300030u, first >> 6 & 0x000f000fu);
+    to[7] = and_or(third << 4, 0x00300030u, second & 0x03c003c0u);
+  }
+}
+
 // Weights in the stored formats, 16 rows by 64 columns: code * scale + offset. A code in the low bits of a float16 is the
 // number code * 2**-24, exactly; scales are 2**24 times as large, so one multiply-add gives the weight, rounded once to 11
 // bits. For codes of less than 8 bits, those of rows g + 8 are 16 times as large and their scales 16 times smaller.
@@ -97,23 +122,14 @@ DEVICE void stored_weights(const u8* block, int lane, u32 (&a)[16]) {
   }
   const uint4 q = *(const uint4*)(block + lane * 16);
   const u32 words[4] = {q.x, q.y, q.z, q.w};
-  uint2 upper = make_uint2(0, 0);
-  if (BITS == 6) upper = *(const uint2*)(block + 512 + lane * 8);
+  uint2 third = make_uint2(0, 0);
+  if (BITS == 6) third = *(const uint2*)(block + 512 + lane * 8);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const u32 two = half ? upper.y : upper.x;  // the fifth and sixth bits of the 16 codes of this half
+    u32 codes[8];
+    narrow_codes<BITS>(words[half * 2], words[half * 2 + 1], half ? third.y : third.x, codes);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // step, r
-      const u32 word = i % 2 ? words[half * 2 + i / 2] >> 8 : words[half * 2 + i / 2];
-      u32 low = word & 0x000f000fu, high = word & 0x00f000f0u;
-      if (BITS == 6) {
-        const u32 bits = i == 0 ? two << 4 : i == 1 ? two << 2 : i == 2 ? two >> 4 : two >> 6;
-        low = and_or(bits, 0x00300030u, low);
-        high = and_or(bits, 0x03000300u, high);
-      }
-      a[half * 8 + 2 * i] = fma_f16x2(low, scale[2 * half], offset[2 * half]);
-      a[half * 8 + 2 * i + 1] = fma_f16x2(high, scale[2 * half + 1], offset[2 * half + 1]);
-    }
+    for (int i = 0; i < 8; ++i) a[half * 8 + i] = fma_f16x2(codes[i], scale[2 * half + i % 2], offset[2 * half + i % 2]);
   }
 }
 
