@@ -85,7 +85,7 @@ def bytes_beside_experts(plan: Plan, total: int, kv_tokens: int | None = None) -
     spec, experts = plan.spec, plan.spec.experts
     assert experts is not None
     tokens = min(spec.context_length, _TOKENS_BESIDE_EXPERTS) if kv_tokens is None else kv_tokens
-    context = tokens * plan.kv_bytes_per_token * 10 // 9
+    context = tokens * context_bytes(plan) * 10 // 9
     states = _fewest_state_bytes(plan)
     return _other_weights(plan) + _prompt_room(replace(plan, resident=0), total) + states + context
 
@@ -114,7 +114,7 @@ def choose_resident(
     if wanted == "host":
         return 0
     each = expert_bytes(plan)
-    fewest = (kv_tokens or _FEWEST_TOKENS) * plan.kv_bytes_per_token * 10 // 9 + _fewest_state_bytes(plan)
+    fewest = (kv_tokens or _FEWEST_TOKENS) * context_bytes(plan) * 10 // 9 + _fewest_state_bytes(plan)
     lack = _other_weights(plan) + each * experts.count + spare_bytes(total) + fewest - free
     if most is not None:
         lack = max(lack, each * experts.count - most)
