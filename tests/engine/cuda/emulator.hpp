@@ -475,11 +475,11 @@ OUT_OF_LINE u32 permute_bytes(u32 a, u32 b, u32 selector) {
   return out;
 }
 DEVICE s64 to_s64(float v) { return llrintf(v); }
-DEVICE float from_s64(s64 v) { return (float)v; }
 DEVICE float inverse_root(float v) { return 1.0f / sqrtf(v); }
 DEVICE float quotient(float a, float b) { return a / b; }
 DEVICE float power_of_two(float v) { return exp2f(v); }
 DEVICE int fresh(int v) { return v; }
+#define ASSUME(condition) do { if (!(condition)) emulator::fail("what the kernel assumes is not so: " #condition); } while (0)
 #define __expf expf
 DEVICE float __uint_as_float(u32 w) { float v; memcpy(&v, &w, 4); return v; }
 DEVICE int __float_as_int(float v) { int w; memcpy(&w, &v, 4); return w; }

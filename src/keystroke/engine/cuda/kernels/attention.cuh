@@ -16,7 +16,7 @@ constexpr int DENSITY = 2 / KV_BYTES;            // numbers of a page in the roo
 enum { IN_RING = DENSITY * PAGE_BYTES <= STAGE };
 constexpr int RECENT = 3;  // the last chunks of a row are always attended to: no row chooses among pages that its step writes to
 DEVICE int chunks_of(const Control& c, int m) {  // partial results that row m has
-  const int all = chunks_to(c.position[m]), budget = SPARSE ? c.budget[c.sequence[m]] : 0;
+  const int all = chunks_to(position_of(c, m)), budget = SPARSE ? c.budget[c.sequence[m]] : 0;
   return budget && budget < all ? budget : all;
 }
 // This block's unit `number`: first those of sequences that attend to every chunk, then the chosen chunks, distributed by row and
@@ -33,7 +33,7 @@ DEVICE int find_unit(const Control& c, int number, Unit& unit, short& part) {
       for (int m = c.first[s]; m < c.first[s] + c.count[s]; ++m) chosen += chunks_of(c, m) * KV_HEADS;
       continue;
     }
-    const int last = c.position[c.first[s] + c.count[s] - 1];
+    const int last = position_of(c, c.first[s] + c.count[s] - 1);
     const int chunks = chunks_to(last), tiles = (c.count[s] * GROUP + 15) / 16;
     const int units = chunks * tiles * KV_HEADS * VALUE_PARTS;
     if (index < units) {
@@ -65,7 +65,7 @@ DEVICE int find_unit(const Control& c, int number, Unit& unit, short& part) {
       unit.slot = at % count;
       unit.row = (m - c.first[s]) * GROUP;
       unit.end = unit.row + GROUP;
-      unit.last = c.position[m];
+      unit.last = position_of(c, m);
       unit.chunk = chunks_to(unit.last) - count + unit.slot;
       return unit.slot < count - RECENT ? CHOSEN : FIXED;
     }
@@ -88,13 +88,13 @@ DEVICE int live_pages(const Unit& unit) {  // those that hold keys at all
 }
 DEVICE int cold_pages(const Control& c, const Unit& unit) {  // the leading ones that this step leaves as they are, and that are copied
   if (!SPARSE && !IN_RING) return 0;
-  const int cold = c.position[c.first[unit.sequence]] / PAGE - first_key(unit) / PAGE, live = live_pages(unit);
+  const int cold = position_of(c, first_row(c, unit.sequence)) / PAGE - first_key(unit) / PAGE, live = live_pages(unit);
   return cold < 0 ? 0 : cold < live ? cold : live;
 }
 // Whether all keys of a unit lie before the windows of all its rows, the first of which looks back farthest.
 DEVICE bool out_of_sight(const Control& c, int layer, const Unit& unit) {
   const int end = first_key(unit) + (unit.chunk < NEAR_CHUNKS ? PAGE : CHUNK);
-  return end <= oldest_key(layer, c.position[c.first[unit.sequence] + unit.row / GROUP]);
+  return end <= oldest_key(layer, position_of(c, first_row(c, unit.sequence) + unit.row / GROUP));
 }
 DEVICE u32 page_at(const uint4& pages, int i) { return i == 0 ? pages.x : i == 1 ? pages.y : i == 2 ? pages.z : pages.w; }
 DEVICE s64 page_start(const Parameters& p, int layer, u32 page, int head) {
@@ -128,19 +128,21 @@ DEVICE void stream_pages(Streamer& s, const Parameters& p, const Control& c, int
   }
 }
 
+// Whether a tile has rows g + 8.
+constexpr bool UPPER = !SINGLE || GROUP > 8;
 // What a thread needs about the two rows it scores, g and g + 8 of the unit.
 struct Rows {
   bool has0, has1;
   int m0, m1, h0, h1, limit0, limit1;
 };
 DEVICE Rows rows_of(const Worker& w, const Unit& unit) {
-  const int first = w.control->first[unit.sequence], live = unit.end;
+  const int first = first_row(*w.control, unit.sequence), live = unit.end;
   const int r0 = unit.row + w.g, r1 = r0 + 8;
   Rows r;
   r.has0 = r0 < live; r.has1 = r1 < live;
   r.m0 = first + (r.has0 ? r0 / GROUP : 0); r.m1 = first + (r.has1 ? r1 / GROUP : 0);
   r.h0 = unit.head * GROUP + r0 % GROUP; r.h1 = unit.head * GROUP + r1 % GROUP;
-  r.limit0 = r.has0 ? w.control->position[r.m0] : -1; r.limit1 = r.has1 ? w.control->position[r.m1] : -1;
+  r.limit0 = r.has0 ? position_of(*w.control, r.m0) : -1; r.limit1 = r.has1 ? position_of(*w.control, r.m1) : -1;
   return r;
 }
 // Which eight dimensions of a query a thread's step-th 16 bytes hold: those that match its part of a key, 16 bytes of DEPTH
@@ -368,7 +370,7 @@ DEVICE void weigh(float (&out)[V_TILES][4], const u16* scores, int stride, int j
 #pragma unroll
     for (int e = 0; e < DENSITY; ++e) {
       const u16* row = scores + i * 32 + j * 8 * DENSITY + e * 8;
-      p[e] = {*(const uint4*)row, *(const uint4*)(row + 8 * stride)};
+      p[e] = {*(const uint4*)row, UPPER ? *(const uint4*)(row + 8 * stride) : make_uint4(0, 0, 0, 0)};
     }
 #pragma unroll
     for (int n = 0; n < V_TILES; ++n) multiply_page(out[n], p, v.part[i][n]);
@@ -620,13 +622,17 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
         const int key = start + mine(e) + t * 2 + i;
         float(&c)[4] = s[e][t];
         c[i] = key <= limits.limit0 && (!WINDOW || key >= oldest0) ? c[i] * score_scale : nothing;
-        c[i + 2] = key <= limits.limit1 && (!WINDOW || key >= oldest1) ? c[i + 2] * score_scale : nothing;
         top0 = fmaxf(top0, c[i]);
+        if (!UPPER) continue;
+        c[i + 2] = key <= limits.limit1 && (!WINDOW || key >= oldest1) ? c[i + 2] * score_scale : nothing;
         top1 = fmaxf(top1, c[i + 2]);
       }
   top0 = fmaxf(top0, shuffle_xor(top0, 1)); top0 = fmaxf(top0, shuffle_xor(top0, 2));
-  top1 = fmaxf(top1, shuffle_xor(top1, 1)); top1 = fmaxf(top1, shuffle_xor(top1, 2));
-  if (w.j == 0) { largest[first * 16 + w.g] = top0; largest[first * 16 + w.g + 8] = top1; }
+  if (UPPER) { top1 = fmaxf(top1, shuffle_xor(top1, 1)); top1 = fmaxf(top1, shuffle_xor(top1, 2)); }
+  if (w.j == 0) {
+    largest[first * 16 + w.g] = top0;
+    if (UPPER) largest[first * 16 + w.g + 8] = top1;
+  }
   meet();
   if (EACH > 1) {  // more than one eighth fits into the registers no earlier
     if (cold) {
@@ -640,7 +646,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     }
   }
   top0 = largest_of<PARTY>(largest + w.g);
-  top1 = largest_of<PARTY>(largest + w.g + 8);
+  if (UPPER) top1 = largest_of<PARTY>(largest + w.g + 8);
   const float from0 = top0 == nothing ? 0.0f : top0, from1 = top1 == nothing ? 0.0f : top1;
 #pragma unroll
   for (int e = 0; e < EACH; ++e) {
@@ -651,16 +657,20 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     for (int t = 0; t < T; ++t) {
       float(&c)[4] = s[e][t];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) c[i] = power_of_two(c[i] - (i < 2 ? from0 : from1));
+      for (int i = 0; i < (UPPER ? 4 : 2); ++i) c[i] = power_of_two(c[i] - (i < 2 ? from0 : from1));
       sum0 += c[0] + c[1];
-      sum1 += c[2] + c[3];
       to0[t] = pack_attention(c[0], c[1]);
+      if (!UPPER) continue;
+      sum1 += c[2] + c[3];
       to1[t] = pack_attention(c[2], c[3]);
     }
     sum0 += shuffle_xor(sum0, 1); sum0 += shuffle_xor(sum0, 2);
-    sum1 += shuffle_xor(sum1, 1); sum1 += shuffle_xor(sum1, 2);
+    if (UPPER) { sum1 += shuffle_xor(sum1, 1); sum1 += shuffle_xor(sum1, 2); }
     float* total = totals + (first + e * PARTY) * 16 + w.g;
-    if (w.j == 0) { total[0] = sum0; total[8] = sum1; }
+    if (w.j == 0) {
+      total[0] = sum0;
+      if (UPPER) total[8] = sum1;
+    }
   }
   if (T == 1 && EACH == 1 && cold) {
     v[0] = load_values<true>(await_values<T>(w, share, 0, 1) + value_at(0));
@@ -726,15 +736,23 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
 // A unit of one page whose queries, and the step's own keys and values, are sent by other blocks. The rest of a page that the step
 // writes to is older than the step: it is loaded before they arrive.
 DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) {
-  const Share share = listed;  // in registers: what follows from it is found out before the wait
+  Share share = listed;  // in registers: what follows from it is found out before the wait
+  if (SINGLE) {
+    share.unit.sequence = 0;
+    if (GROUP <= 16) {
+      share.unit.row = 0;
+      share.unit.end = GROUP;
+    }
+  }
+  ASSUME(share.unit.chunk >= 0 && share.unit.chunk < NEAR_CHUNKS && share.unit.head >= 0 && share.unit.last >= 0);
   const Unit& unit = share.unit;
-  const int first = w.control->first[unit.sequence], pairs = unit.end - unit.row < 16 ? unit.end - unit.row : 16;
+  const int first = first_row(*w.control, unit.sequence), pairs = unit.end - unit.row < 16 ? unit.end - unit.row : 16;
   u16* sent = (u16*)(scratch + SENT_AT);
   Known known;
   known.rows = rows_of(w, unit);
   known.written = cold_pages(*w.control, unit) == 0;
-  known.own = known.written ? w.control->count[unit.sequence] : 0;
-  known.slot = w.control->position[first] - first_key(unit);
+  known.own = known.written ? (SINGLE ? 1 : w.control->count[unit.sequence]) : 0;
+  known.slot = position_of(*w.control, first) - first_key(unit);
   known.sent = sent + pairs * SENT_STRIDE;
   if (known.written) known.page = load_page(w, layer, share);
   receive(w, layer, unit, first, pairs, known.own, known.slot, sent);
@@ -764,7 +782,7 @@ DEVICE Queries staged_queries(const Worker& w, const uint4* from) {
 // The same for queries that other blocks send, and keys and values of the step's own row, which go to their page, if this unit
 // attends to it.
 DEVICE void receive_far(Worker& w, int layer, const Unit& unit, bool written, uint4* to) {
-  const int m = w.control->first[unit.sequence], pairs = unit.end - unit.row < 16 ? unit.end - unit.row : 16;
+  const int m = first_row(*w.control, unit.sequence), pairs = unit.end - unit.row < 16 ? unit.end - unit.row : 16;
   u16* sent = (u16*)w.scratch;
   compute_sync();  // the scratch is free
   receive(w, layer, unit, m, pairs, written, 0, sent);
@@ -812,7 +830,7 @@ DEVICE bool same_queries(const Unit& last, const Unit& unit) {
 }
 // The partial result of a unit without visible keys.
 DEVICE void leave_nothing(const Worker& w, const Unit& unit) {
-  const int first = w.control->first[unit.sequence], pairs = unit.end - unit.row < 16 ? unit.end - unit.row : 16;
+  const int first = first_row(*w.control, unit.sequence), pairs = unit.end - unit.row < 16 ? unit.end - unit.row : 16;
   for (int i = w.thread; i < pairs * HEAD_DIM; i += COMPUTE) {
     const int pair = unit.row + i / HEAD_DIM, head = unit.head * GROUP + pair % GROUP;
     const s64 at = ((s64)(first + pair / GROUP) * HEADS + head) * w.p->partial_stride + unit.slot;

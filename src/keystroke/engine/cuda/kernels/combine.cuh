@@ -119,12 +119,13 @@ DEVICE void combine_near(Worker& w, int layer, int pairs, const Pairs& place) {
       return off;
     };
     if constexpr (GUARDED) {  // the values of each chunk are asked for when its norm is there
+      const u32 live = 0xffffffffu >> (32 - chunks);
 #pragma unroll 1
       for (u32 asked = 0;;) {
-        const u32 there = ballot(!lacks()), now = (there & ~asked) >> half * 16;
+        const u32 there = ballot(!lacks()), now = (there & live & ~asked) >> half * 16;
 #pragma unroll
         for (int c = 0; c < 16; ++c)
-          if (c < others && now >> c & 1) ask(from + c * HEAD_DIM, raw[c]);
+          if (now >> c & 1) ask(from + c * HEAD_DIM, raw[c]);
         asked = there;
         if (asked == 0xffffffffu) {
           if (!ballot(off() != 0)) break;
@@ -270,6 +271,7 @@ DEVICE void take_attended(Worker& w, int first, int parts) {
 DEVICE void gather(Worker& w, int layer) {
   const Span span = w.spans[OUTPUT];
   constexpr int EACH = HEADS / O_SPLIT;  // heads in one part of the inner dimension
+  ASSUME(span.low >= 0 && span.high >= 0);
   const int from = span.low / (HIDDEN / 16), parts = span.low < span.high ? (span.high - 1) / (HIDDEN / 16) - from + 1 : 0;
   if (w.fused) {
     constexpr int DIMS = EACH * HEAD_DIM > COMPUTE ? 4 : 2;  // so that few heads keep all warps busy
@@ -277,7 +279,7 @@ DEVICE void gather(Worker& w, int layer) {
     const u32 seen = GUARDED ? ask_readers(w) : 0;
     if (GUARDED) compute_sync();  // neither the operand nor the scratch is needed any more
     combine_near<DIMS>(w, layer, heads * w.rows, [&](int i, int& m, int& head) {
-      m = i / heads;
+      m = SINGLE ? 0 : i / heads;
       head = from * EACH + i - m * heads;
       return w.operand + m * w.p->x_stride + head * HEAD_DIM;
     });

@@ -177,6 +177,9 @@ DEVICE int fresh(int v) {
   return d;
 }
 
+// Tells the optimiser what it cannot find out, such as that a number is not negative: divisions by constants become shifts.
+#define ASSUME(condition) __builtin_assume(condition)
+
 // Number formats.
 DEVICE u32 pack_bf16(float low, float high) {
   u32 d;
@@ -227,7 +230,6 @@ DEVICE u32 high_twice(u32 v) {
 }
 DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 DEVICE s64 to_s64(float v) { return __float2ll_rn(v); }
-DEVICE float from_s64(s64 v) { return __ll2float_rn(v); }
 DEVICE float inverse_root(float v) { return rsqrtf(v); }
 DEVICE float quotient(float a, float b) { return __fdividef(a, b); }  // to two units in the last place; 0 where b is beyond 2**126
 DEVICE float power_of_two(float v) {

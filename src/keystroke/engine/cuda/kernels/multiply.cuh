@@ -228,6 +228,7 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, const Colu
   constexpr int F = M::format;
   constexpr int TURNS = M::per_chunk / WARPS;
   constexpr int REST = M::blocks - (M::chunks - 1) * M::per_chunk;  // blocks of the last chunk
+  ASSUME(w.unit >= 0);
   float acc[2][TILES_N][4];  // two sums, so that one need not wait for the other
   const u16* x[TILES_N];
 #pragma unroll
@@ -308,6 +309,7 @@ struct One {
 // Adds the sums of unit `number` in the order of the warps; done by the warps whose turn it is.
 template <class Finish, class BiasShare>
 DEVICE void add_unit(Worker& w, const Tail& tail, int number, int unit, const Finish& finish, const BiasShare& share) {
+  ASSUME(number >= 0);
   if (!adds(w, number)) return;
   const int buffer = number % BUFFERS;
   const float* sums = w.scratch + buffer * REDUCTION;

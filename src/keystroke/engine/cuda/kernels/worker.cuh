@@ -61,6 +61,14 @@ DEVICE Span beyond(const Span& s, int middle) {
   return Span{s.low > middle ? s.low - middle : 0, s.high > middle ? s.high - middle : 0};
 }
 
+// The position of row m, and the first row of a sequence of this step.
+DEVICE int position_of(const Control& c, int m) {
+  const int position = c.position[SINGLE ? 0 : m];
+  ASSUME(position >= 0 && (SINGLE != 1 || position < NEAR));
+  return position;
+}
+DEVICE int first_row(const Control& c, int sequence) { return SINGLE ? 0 : c.first[sequence]; }
+
 // The ring between the streaming warp and the computing warps.
 struct Place {
   int stage;
@@ -204,6 +212,7 @@ DEVICE void refresh(Worker& w) {
   w.fused = fresh(w.fused);
 #endif
   w.thread = fresh(w.thread);
+  ASSUME(w.thread >= 0 && w.thread < COMPUTE);
   w.warp = w.thread / 32;
   w.lane = w.thread % 32;
   w.g = w.lane / 4;
