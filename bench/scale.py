@@ -35,7 +35,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -49,6 +48,7 @@ from typing import Any
 
 import httpx
 
+from bench.free_port import free_port
 from bench.record import record
 from keystroke.config import Settings, load_settings
 from keystroke.gateway.access.keys import make_key
@@ -94,14 +94,8 @@ def main() -> None:
     record("scale", figures)
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def _settings(folder: Path) -> Settings:
-    port = _free_port()
+    port = free_port()
     with closing(Store(default_url(folder))) as store:  # the tables, once
         for key, _ in KEYS:
             store.add_key(key)
@@ -348,7 +342,7 @@ async def _isolation(url: str, seconds: float) -> tuple[float, float]:
 
 def _head_recovery(settings: Settings) -> float:
     """Seconds from the death of a local Ray's head to the first answer after it."""
-    port = _free_port()
+    port = free_port()
     folder = settings.paths.state
     state = str(folder / "recovery")
     environ = {**os.environ, "KEYSTROKE_PATHS_STATE": state, "KEYSTROKE_CONFIG": str(folder)}
@@ -407,7 +401,7 @@ def _name(pid: int) -> str:
 def _direct(settings: Settings) -> Iterator[str]:
     """A gateway that has the engine in its own process. Yields its address."""
     folder = settings.paths.state
-    port = _free_port()
+    port = free_port()
     # The echo model of `serve --echo` takes the same five milliseconds a step.
     command = [sys.executable, "-m", "keystroke", "--set", "speculation.enabled=false", "serve", "--echo"]
     environ = {**os.environ, "KEYSTROKE_PATHS_STATE": str(folder), "KEYSTROKE_CONFIG": str(folder)}

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from free_ports import free_port
+from bench.free_port import free_port
 
 
 @contextmanager

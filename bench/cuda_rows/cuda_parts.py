@@ -587,20 +587,6 @@ PARTS = {
         kv_tokens=65_536,
         file="qwen3.6-35b-a3b",
     ),
-    "hybrid-35b-published": Part(
-        QWEN_35B_HYBRID,
-        (decode, verify, together, partial(prefill, context=8192)),
-        "stored",
-        kv_tokens=65_536,
-        formats=PUBLISHED_35B,
-    ),
-    "hybrid-27b-published": Part(
-        QWEN_27B_HYBRID,
-        (decode, verify, together, partial(prefill, context=8192)),
-        "stored",
-        kv_tokens=65_536,
-        formats=PUBLISHED_27B,
-    ),
     "hybrid-27b": Part(
         QWEN_27B_HYBRID,
         (decode, verify, together, partial(prefill, context=8192)),
@@ -625,6 +611,10 @@ PARTS = {
         sparse="always",
         kv_precision="int8",
     ),
+}
+PARTS |= {
+    f"{name}-published": replace(PARTS[name], formats=formats, file="")
+    for name, formats in (("hybrid-35b", PUBLISHED_35B), ("hybrid-27b", PUBLISHED_27B))
 }
 EDIT = "edit"  # the part that needs a real model
 SERVED = {"serve-135m": SMOLLM2_135M, "serve-1.5b": QWEN_1_5B}  # over a socket, see cuda_serve.py

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from bench.free_port import free_port
 from page_support import PATIENCE, browser, needs_browser, scripted_model, serving
-
-from free_ports import free_port
 
 if TYPE_CHECKING:
     from gateway_support import RunningServer

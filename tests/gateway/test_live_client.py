@@ -7,9 +7,9 @@ import random
 
 import gateway_support
 import pytest
+from bench.free_port import free_port
 from gateway_support import RunningServer, scripted_model, serving
 
-from free_ports import free_port
 from keystroke.clients.live_connection import LiveClient
 from keystroke.config import NamedModel, Settings
 from keystroke.errors import InputError

@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
+from bench.free_port import free_port
 from websockets.sync.client import connect
 
-from free_ports import free_port
 from installed import lend_operators, program
 from keystroke.clients.cli import main
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx
 import psutil
+from bench.free_port import free_port
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from free_ports import free_port
 from keystroke.config import NamedModel, Settings, load_settings
 
 HANG = 600.0  # seconds that only something that hangs takes: starting Ray took 240 on a starved machine

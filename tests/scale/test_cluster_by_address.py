@@ -21,9 +21,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from bench.free_port import free_port
 from scale_support import HANG, until
 
-from free_ports import free_port
 from postgres_server import postgres_server
 
 ray = pytest.importorskip("ray", reason="the [scale] extra is not installed")

@@ -21,9 +21,8 @@ import httpx
 import psutil
 import pytest
 import websockets
+from bench.free_port import free_port
 from scale_support import HANG
-
-from free_ports import free_port
 
 pytest.importorskip("ray", reason="the [scale] extra is not installed")
 

@@ -1,4 +1,4 @@
-"""A port for a server that a test starts as a process of its own."""
+"""A port for a server that a benchmark or a test starts as a process of its own."""
 
 from __future__ import annotations
 
