@@ -67,7 +67,7 @@ test-scale: $(DEV_STAMP)  ## replicas on a local Ray, the long tests too
 	@TEST_SCALE=1 $(BIN)/python -m pytest tests/scale
 
 test-gpu: $(DEV_STAMP)  ## the tests that need an NVIDIA GPU
-	@$(BIN)/python -m pytest -m gpu tests/gpu
+	@$(BIN)/python -m pytest -m gpu -rfE tests/gpu
 
 test-coder: $(DEV_STAMP)  ## the tests that need the 1.1 GB code model (CODER_GGUF=FILE, or `keystroke models add coder`)
 	@$(BIN)/python -m pytest -m coder -rs tests/engine tests/agent tests/gpu
