@@ -737,12 +737,9 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
 // writes to is older than the step: it is loaded before they arrive.
 DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) {
   Share share = listed;  // in registers: what follows from it is found out before the wait
-  if (SINGLE) {
-    share.unit.sequence = 0;
-    if (GROUP <= 16) {
-      share.unit.row = 0;
-      share.unit.end = GROUP;
-    }
+  if (SINGLE && GROUP <= 16) {
+    share.unit.row = 0;
+    share.unit.end = GROUP;
   }
   ASSUME(share.unit.chunk >= 0 && share.unit.chunk < NEAR_CHUNKS && share.unit.head >= 0 && share.unit.last >= 0);
   const Unit& unit = share.unit;

@@ -68,7 +68,7 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag) {
     keys[i] = (ordered(untagged(raw[i])) & ~MASK) | (MASK - (w.lane * EACH + i));
     scores[w.lane * EACH + i] = untagged(raw[i]);
   }
-#pragma unroll 1  // all blocks wait for this, and most of the time for its instructions
+#pragma unroll 1  // one warp runs this while all blocks wait: a loop has fewer instructions to fetch
   for (int k = 0; k < TOP_EXPERTS; ++k) {
     int best = keys[0];
 #pragma unroll
@@ -236,8 +236,9 @@ DEVICE void activate_experts(Worker& w) {
 // Activations of `slots` experts from `first` on into the operand, for the rows that use them: each at its rank's position, or at
 // the beginning of the row.
 DEVICE void load_expert_activations(Worker& w, int first, int slots, bool whole, bool tags) {
-  constexpr int QUADS = EXPERT_WIDTH / 4, NEEDED = (QUADS + COMPUTE - 1) / COMPUTE;  // a single row's block has one expert, mostly
-  constexpr int TURNS = SINGLE ? least(NEEDED, 4) : 4;
+  constexpr int QUADS = EXPERT_WIDTH / 4;
+  // Turns whose loads are under way together. For a single row most blocks have one expert, which may need fewer.
+  constexpr int TURNS = SINGLE ? least((QUADS + COMPUTE - 1) / COMPUTE, 4) : 4;
   const int total = slots * w.rows * QUADS;
   for (int base = w.thread; base < total; base += TURNS * COMPUTE) {
     uint4 v[TURNS];
