@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keystroke.engine.base import GREEDY, Mixture, Sampling, TokenLogprob
@@ -79,6 +79,7 @@ COARSE = st.lists(st.integers(-2, 2), min_size=6, max_size=6).map(lambda x: np.a
 
 
 @given(CHANCES | COARSE, st.floats(0, 0.95), st.integers(0, 5), st.booleans(), st.booleans())
+@example(np.zeros(6, dtype=np.float32), 5e-324, 0, True, True)
 def test_a_step_chooses_what_a_single_choice_does(
     logits: np.ndarray, weight: float, token: int, ends: bool, held: bool
 ) -> None:

@@ -240,7 +240,8 @@ def _mixed_logits(logits: Logits, mixture: Mixture, top: float, sum_of: SumExpon
         if not 0 <= token < len(logits):
             raise UsageError(f"a mixture names token {token}, but the vocabulary ends at {len(logits) - 1}")
         own = math.exp(logits.item(token) - top) if mixture.allows(token) else 0.0  # of `total`
-        value = top + math.log(own + odds * chance * total) if own or chance else -math.inf
+        share = own + odds * chance * total  # a tiny weight rounds to 0
+        value = top + math.log(share) if share > 0.0 else -math.inf
         mixed[token] = float(np.float32(value))
     return mixed
 
