@@ -22,8 +22,10 @@ from keystroke.engine.cuda.plan import (
     EIGHT,
     EIGHT_OFFSET,
     FOUR,
+    FOUR_K,
     SIX,
     SIX_OFFSET,
+    TAIL_BYTES,
     Formats,
     Matrix,
     Plan,
@@ -31,7 +33,7 @@ from keystroke.engine.cuda.plan import (
 )
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.stored import Codes, choose_precision, format_for, read_codes, typical_formats
-from keystroke.engine.cuda.target import HOPPER, Target
+from keystroke.engine.cuda.target import HOPPER, TARGETS, Target
 from keystroke.engine.cuda.weights import build_weights, random_weights
 from keystroke.errors import UnsupportedModel
 
@@ -64,7 +66,12 @@ def mixed(name: str) -> str:
     return "Q6_K" if more else "Q4_K"
 
 
-MIXED = Formats(FOUR, SIX_OFFSET, FOUR, FOUR, FOUR, SIX, wide=SIX, wide_layers=frozenset({1}))
+MIXED = Formats(
+    *(FOUR, SIX_OFFSET, FOUR, FOUR, FOUR, SIX),
+    wide=SIX,
+    wide_layers=frozenset({1}),
+    all_q4_k=frozenset({"gate_up", "down"}),
+)
 
 
 def engine_of(
@@ -96,6 +103,7 @@ def test_codes_stand_for_what_the_file_means(kind: str) -> None:
     [
         *((kind, format_for({kind})) for kind in PACKED_KINDS),
         ("Q4_K", SIX_OFFSET),
+        ("Q4_K", FOUR_K),
         ("Q6_K", EIGHT),
         ("Q5_K", EIGHT_OFFSET),
     ],
@@ -111,6 +119,61 @@ def test_packed_codes_come_back_rounded_once(kind: str, packed: int, split: int)
     # bf16 alone may be off by 2**-8 of a weight; the kernel's 11 bits add 2**-9 of the group's largest.
     room = truth.abs() * 2**-8 + truth.abs().view(32, -1, 16).amax(2).repeat_interleave(16, 1) * 2**-9
     assert bool(((found.float() - truth).abs() <= room).all())
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_both_packings_of_q4_k_have_the_same_weights_and_factors(split: int) -> None:
+    blocks = random_blocks("Q4_K", 32, 1024).reshape(32, 4, -1)
+    blocks[0] = 0
+    blocks[1, 1, 4:16] = 0  # neither scales nor minima
+    blocks[2, 2, :2] = 0  # nothing but minima
+    blocks[9, 3, 2:4] = 0  # no minima
+    codes = read_codes(torch.from_numpy(blocks.reshape(32, -1)), "Q4_K")
+    found = []
+    for kind in (FOUR, FOUR_K):
+        matrix = Matrix(2, split, 1024 // split, kind)
+        body = pack(codes, None, plain_order(32), matrix)
+        assert body.numel() == matrix.bytes
+        found.append((unpack(body, None, matrix, 32), body.view(matrix.units, -1)[:, -TAIL_BYTES:]))
+    for four, compact in zip(*found, strict=True):
+        assert torch.equal(four, compact)
+
+
+# Units of 24 blocks: with small shared memory they are divided into parts.
+WIDE = replace(tiny_spec("qwen2", tied=False), hidden=1536, intermediate=768, vocab_size=72)
+MIXTURE = replace(
+    tiny_spec("qwen3", tied=False),
+    architecture="qwen3_moe",
+    hidden=512,
+    vocab_size=72,
+    experts=ExpertsSpec(32, 2, 768),
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "target", "single"),
+    [(WIDE, "sm_90", False), (WIDE, "sm_86", False), (MIXTURE, "sm_90", True), (MIXTURE, "sm_86", False)],
+    ids=["dense", "dense on sm_86", "mixture, one row", "mixture on sm_86"],
+)
+def test_both_packings_of_q4_k_give_the_same_logits(spec: ModelSpec, target: str, single: bool) -> None:
+    truth, given = in_file(spec, lambda name: "Q8_0" if name.endswith("mlp.gate.weight") else mixed(name))
+    given |= {name: truth[name].float() for name in given if name.endswith("mlp.gate.weight")}
+    prompt, found = [1, 2, 3, 4, 5, 6, 7, 8, 9], []
+    for formats in (MIXED, MIXED.compacted()):
+        with engine_of(spec, formats, given, TARGETS[target]) as engine:
+            plan, launcher = engine._stepper.plan, engine._stepper._launcher
+            assert plan.gate_up.format == (FOUR if formats is MIXED else FOUR_K)
+            assert isinstance(launcher, EmulatedLauncher)
+            launcher.single = single
+            for rows in (1, min(9, plan.max_rows)):
+                with engine.session() as session:
+                    if rows < len(prompt):
+                        session.extend(prompt[:-rows])
+                        session.step(sampling=PROBE)
+                    session.extend(prompt)
+                    session.step(sampling=PROBE)
+                    found.append(engine._stepper.logits[rows - 1].clone())
+    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 def test_logits_are_those_of_the_stored_weights() -> None:

@@ -16,8 +16,10 @@ from keystroke.engine.cuda.plan import (
     CODE_BITS,
     EIGHT,
     FLOAT_FOUR,
+    FOUR_K,
     GROUP_K,
     SIX,
+    STEP_K,
     WITH_OFFSETS,
     Matrix,
 )
@@ -47,7 +49,15 @@ def concatenate(parts: list[Codes]) -> Codes:
     codes, scales, offsets = (
         torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales", "offsets")
     )
-    return Codes(codes, scales, offsets, zeros.pop() if len(zeros) == 1 else None, parts[0].floats)
+    steps = [part.steps for part in parts if part.steps is not None]
+    return Codes(
+        codes,
+        scales,
+        offsets,
+        zeros.pop() if len(zeros) == 1 else None,
+        parts[0].floats,
+        torch.cat(steps) if len(steps) == len(parts) else None,
+    )
 
 
 def pack_codes(units: Codes, matrix: Matrix) -> tuple[Tensor, Tensor]:
@@ -62,13 +72,21 @@ def pack_codes(units: Codes, matrix: Matrix) -> tuple[Tensor, Tensor]:
         factor = torch.maximum(
             factor, _next_power_of_two(units.offsets.abs().amax(2, keepdim=True)) / _LARGEST_OFFSET
         )
+    if kind == FOUR_K:
+        steps, multiples = _steps_and_multiples(units)
+        largest = steps[:, :, :, 1].amax(2, keepdim=True)
+        factor = torch.maximum(factor, _next_power_of_two(largest) * (_OFFSET_STEP / _LARGEST_SCALE))
+        grid = _grid_of_bytes(steps, multiples, factor)
+        return _with_grid(_code_bytes(units.codes, kind), grid, count, blocks), factor[..., 0]
     scales, offsets = units.scales * (_CODE / factor), units.offsets / factor
     if CODE_BITS[kind] < 8:
         scales = torch.cat((scales[:, :8], scales[:, 8:] / _UPPER_ROWS), 1)
-    parts = (*_code_bytes(units.codes, kind), _grid(scales, offsets, kind))
-    return torch.cat([part.reshape(count, blocks, -1) for part in parts], 2).reshape(count, -1), factor[
-        ..., 0
-    ]
+    grid = _grid(scales, offsets, kind)
+    return _with_grid(_code_bytes(units.codes, kind), grid, count, blocks), factor[..., 0]
+
+
+def _with_grid(codes: list[Tensor], grid: Tensor, count: int, blocks: int) -> Tensor:
+    return torch.cat([part.reshape(count, blocks, -1) for part in (*codes, grid)], 2).reshape(count, -1)
 
 
 def unpack_codes(body: Tensor, matrix: Matrix) -> Tensor:
@@ -79,7 +97,8 @@ def unpack_codes(body: Tensor, matrix: Matrix) -> Tensor:
     data = body.reshape(count, blocks, BLOCK_BYTES[kind])
     bits = CODE_BITS[kind]
     codes = _codes(data[..., : 128 * bits].contiguous(), count, blocks, bits)  # unit, h, g, block, half, 32
-    halves = data[..., 128 * bits :].contiguous().view(torch.float16).float()
+    after = data[..., 128 * bits :].contiguous()
+    halves = _open_bytes(after) if kind == FOUR_K else after.view(torch.float16).float()
     groups = 64 // GROUP_K[kind]
     grid = halves.view(count, blocks, 8, groups // 2, 2, 2, -1).permute(0, 5, 2, 1, 4, 3, 6)
     scales = grid[..., 0]  # unit, h, g, block, half, part
@@ -88,6 +107,44 @@ def unpack_codes(body: Tensor, matrix: Matrix) -> Tensor:
     offsets = grid[..., 1] if kind in WITH_OFFSETS else (scales * (-ZEROS[kind] / _CODE)).half().float()
     values = codes.view(*codes.shape[:5], groups // 2, -1) * (scales / _CODE)[..., None] + offsets[..., None]
     return values.half().float().reshape(count, 16, matrix.inner)
+
+
+_OFFSET_STEP = 2.0**12  # bytes of offsets stand for multiples of its inverse
+
+
+def _steps_and_multiples(units: Codes) -> tuple[Tensor, Tensor]:
+    """The two numbers of every 256 columns, [units, 16, inner / 256, 2], and what scales and offsets are
+    multiples of them, [units, 16, inner / 256, 8, 2]."""
+    assert units.steps is not None, "this format holds Q4_K only"
+    count, _, inner = units.codes.shape
+    steps = units.steps.view(count, 16, inner // STEP_K, 2)
+    products = torch.stack((units.scales[:, :, ::2], -units.offsets[:, :, ::2]), 3).view(
+        count, 16, inner // STEP_K, 8, 2
+    )
+    divisors = torch.where(steps == 0, 1.0, steps)
+    multiples = (products / divisors[:, :, :, None]).round()
+    return torch.where(multiples.amax(3) > 0, steps, 0.0), multiples.to(torch.uint8)
+
+
+def _grid_of_bytes(steps: Tensor, multiples: Tensor, factor: Tensor) -> Tensor:
+    """The bytes of each block, then a quarter of the numbers of 256 columns, as `scales_of_bytes`
+    (multiply.cuh) reads them."""
+    count, _, groups, _ = steps.shape
+    of_scales, of_offsets = steps[..., 0] * (_CODE / factor), steps[..., 1] * (-_OFFSET_STEP / factor)
+    of_scales = torch.cat((of_scales[:, :8], of_scales[:, 8:] / _UPPER_ROWS), 1)
+    numbers = torch.stack((of_scales, of_offsets), 3).view(count, 2, 8, groups, 2).permute(0, 3, 2, 1, 4)
+    quarters = numbers.half().contiguous().view(torch.uint8).view(count, groups * 4, 16)  # unit, block
+    bytes_ = multiples.view(count, 2, 8, groups * 4, 2, 2).permute(0, 3, 2, 4, 1, 5)  # ..., g, half, h, 2
+    return torch.cat((bytes_.reshape(count, groups * 4, 64), quarters), 2)
+
+
+def _open_bytes(grid: Tensor) -> Tensor:
+    """The scales and offsets that `scales_of_bytes` makes, [unit, block, numbers] as FOUR has them."""
+    count, blocks = grid.shape[:2]
+    numbers = grid[..., 64:].contiguous().view(torch.float16).float().view(count, blocks // 4, 1, 8, 1, 2, 2)
+    multiples = grid[..., :64].view(count, blocks // 4, 4, 8, 2, 2, 2).float()
+    multiples = multiples / torch.tensor([1.0, _OFFSET_STEP], device=grid.device)
+    return (multiples * numbers).half().float().view(count, blocks, -1)
 
 
 # The largest power of two of a row is stored as a float16's largest; the kernel's weights are then twice the

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -22,11 +20,7 @@ def pack(weight: Tensor | Codes, bias: Tensor | None, order: Tensor, matrix: Mat
     """`weight` [rows, columns] as uint8 bytes. `order` [tiles * 16] gives the row at each position of each
     tile; -1 is a row of zeros."""
     if isinstance(weight, Codes):
-        codes, scales, offsets = (
-            _units(part, order, matrix) for part in (weight.codes, weight.scales, weight.offsets)
-        )
-        gathered = replace(weight, codes=codes, scales=scales, offsets=offsets)
-        body, scale = pack_codes(gathered, matrix)
+        body, scale = pack_codes(weight.map_rows(lambda part: _units(part, order, matrix)), matrix)
         return _with_tails(body, scale * _UNSCALED, bias, order, matrix)
     units = _units(weight, order, matrix)
     scale = torch.ones(matrix.units, 16, device=weight.device)

@@ -22,12 +22,14 @@ StepShape = Literal["any", "near", "far"]
 
 # Formats of packed blocks. From FOUR on they hold GGUF weights unchanged: codes of so many bits, and for each
 # group of columns a scale and in some formats an offset. FLOAT_FOUR is MXFP4: 4-bit floats, powers of two.
-BF16, INT8, INT4, FOUR, SIX, SIX_OFFSET, EIGHT, EIGHT_OFFSET, FLOAT_FOUR = range(9)
-BLOCK_K = (32, 32, 64, 64, 64, 64, 64, 64, 64)  # inner dimension of one packed block, by format
-BLOCK_BYTES = (1024, 512, 576, 640, 896, 1024, 1152, 1280, 544)
-CODE_BITS = {FOUR: 4, SIX: 6, SIX_OFFSET: 6, EIGHT: 8, EIGHT_OFFSET: 8, FLOAT_FOUR: 4}
-GROUP_K = {FOUR: 32, SIX: 16, SIX_OFFSET: 16, EIGHT: 16, EIGHT_OFFSET: 16, FLOAT_FOUR: 32}
-WITH_OFFSETS = frozenset({FOUR, SIX_OFFSET, EIGHT_OFFSET})
+# FOUR_K has the weights of FOUR in fewer bytes, for Q4_K only.
+BF16, INT8, INT4, FOUR, SIX, SIX_OFFSET, EIGHT, EIGHT_OFFSET, FLOAT_FOUR, FOUR_K = range(10)
+BLOCK_K = (32, 32, 64, 64, 64, 64, 64, 64, 64, 64)  # inner dimension of one packed block, by format
+BLOCK_BYTES = (1024, 512, 576, 640, 896, 1024, 1152, 1280, 544, 592)
+CODE_BITS = {FOUR: 4, SIX: 6, SIX_OFFSET: 6, EIGHT: 8, EIGHT_OFFSET: 8, FLOAT_FOUR: 4, FOUR_K: 4}
+GROUP_K = {FOUR: 32, SIX: 16, SIX_OFFSET: 16, EIGHT: 16, EIGHT_OFFSET: 16, FLOAT_FOUR: 32, FOUR_K: 32}
+WITH_OFFSETS = frozenset({FOUR, SIX_OFFSET, EIGHT_OFFSET, FOUR_K})
+STEP_K = 256  # columns that share the two numbers of FOUR_K: an inner dimension is a multiple
 TAIL_BYTES = 128  # every unit ends with 16 scales and 16 biases
 MAX_ROWS = 32
 MAX_BATCH = 16  # sequences of a step
@@ -96,6 +98,14 @@ class Formats:
     delta_out: int | None = None
     shared_gate_up: int | None = None  # of a shared expert; None: as the other experts
     shared_down: int | None = None
+    all_q4_k: frozenset[str] = frozenset()  # of gate_up and down, those with nothing but Q4_K in format FOUR
+
+    def compacted(self) -> Formats:
+        """The same weights in fewer bytes: FOUR_K for the matrices that it holds."""
+        gate_up = FOUR_K if "gate_up" in self.all_q4_k else self.gate_up
+        down = FOUR_K if "down" in self.all_q4_k else self.down
+        wide = down if self.wide == self.down else self.wide
+        return replace(self, gate_up=gate_up, down=down, wide=wide)
 
     @property
     def largest(self) -> int:
@@ -677,7 +687,8 @@ class Plan:
         best, lowest = width // grain, float("inf")
         for split in range(1, width // grain + 1):
             inner = width // split
-            if width % (split * grain) or inner % 64 or inner > self._longest_inner:
+            uneven = inner % (STEP_K if kind == FOUR_K else 64)
+            if width % (split * grain) or uneven or inner > self._longest_inner:
                 continue
             rounds = -(-tiles * split // self.blocks)
             # Cycles: overhead of a unit, its arithmetic, and half of its transfer (the rest is hidden).

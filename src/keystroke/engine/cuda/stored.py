@@ -23,6 +23,7 @@ from keystroke.engine.cuda.plan import (
     FOUR,
     SIX,
     SIX_OFFSET,
+    STEP_K,
     Formats,
     Precision,
 )
@@ -35,13 +36,22 @@ GROUP = 16  # columns per scale, for every type
 @dataclass(frozen=True)
 class Codes:
     """Rows of one matrix: uint8 `codes` [rows, columns], float32 `scales` and `offsets` [rows, columns / 16];
-    `zero` is the code of 0 for types without offsets. With `floats`, codes are 4-bit floats."""
+    `zero` is the code of 0 for types without offsets. With `floats`, codes are 4-bit floats. `steps` are the
+    two numbers that Q4_K has for 256 columns, [rows, columns / 128]: scales are multiples of the first by at
+    most 63, offsets of the negative second."""
 
     codes: Tensor
     scales: Tensor
     offsets: Tensor
     zero: int | None
     floats: bool = False
+    steps: Tensor | None = None
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> Codes:
+        """The same with other rows: `change` is applied to every tensor."""
+        codes, scales, offsets = (change(each) for each in (self.codes, self.scales, self.offsets))
+        steps = None if self.steps is None else change(self.steps)
+        return replace(self, codes=codes, scales=scales, offsets=offsets, steps=steps)
 
     def weights(self) -> Tensor:
         """The weights, float32 [rows, columns]."""
@@ -75,9 +85,9 @@ def stored_formats(checkpoint: Checkpoint) -> Formats | None:
     def types(*names: str, layers: Iterable[int] = range(spec.layers)) -> list[str]:
         return [checkpoint.storage(f"model.layers.{n}.{name}.weight") for n in layers for name in names]
 
-    def feed_forward(*parts: str) -> tuple[int | None, list[list[str]]]:
-        """The format of gate and up of these parts, and the types of their down projections by layer."""
-        gate_up = format_for(types(*(f"mlp{part}.{each}_proj" for part in parts for each in ("gate", "up"))))
+    def feed_forward(*parts: str) -> tuple[list[str], list[list[str]]]:
+        """The types of gate and up of these parts, and those of their down projections by layer."""
+        gate_up = types(*(f"mlp{part}.{each}_proj" for part in parts for each in ("gate", "up")))
         names = [f"mlp{part}.down_proj" for part in parts]
         return gate_up, [types(*names, layers=[layer]) for layer in range(spec.layers)]
 
@@ -85,8 +95,8 @@ def stored_formats(checkpoint: Checkpoint) -> Formats | None:
     query_key = format_for(types("self_attn.q_proj", "self_attn.k_proj", layers=attending))
     value = format_for(types("self_attn.v_proj", layers=attending))
     output = format_for(types("self_attn.o_proj", layers=attending))
-    gate_up, down_types = feed_forward(".experts" if spec.experts else "")
-    down = _formats_by_layer(down_types)
+    gate_up_types, down_types = feed_forward(".experts" if spec.experts else "")
+    gate_up, down = format_for(gate_up_types), _formats_by_layer(down_types)
     head = format_for([checkpoint.storage(EMBEDDING if spec.tied else HEAD)])
     if query_key is None or value is None or output is None or gate_up is None or head is None:
         return None
@@ -101,13 +111,18 @@ def stored_formats(checkpoint: Checkpoint) -> Formats | None:
             return None
     if spec.experts is not None and spec.experts.shared:
         # Formats of its own, unless those of the other experts hold it: files may keep it in more bits.
-        joint_gate_up, joint_types = feed_forward(".experts", ".shared_expert")
-        if (joint_gate_up, _formats_by_layer(joint_types)) != (gate_up, down):
-            shared_gate_up, shared_types = feed_forward(".shared_expert")
+        joint_gate_up, joint_down = feed_forward(".experts", ".shared_expert")
+        if (format_for(joint_gate_up), _formats_by_layer(joint_down)) == (gate_up, down):
+            gate_up_types, down_types = joint_gate_up, joint_down
+        else:
+            shared_gate_up_types, shared_types = feed_forward(".shared_expert")
+            shared_gate_up = format_for(shared_gate_up_types)
             shared_down = format_for(list(chain(*shared_types)))
             if shared_gate_up is None or shared_down is None:
                 return None
     narrow, wide, wide_layers = down
+    of_narrow = [kinds for layer, kinds in enumerate(down_types) if layer not in wide_layers]
+    only = {"gate_up": set(gate_up_types), "down": set(chain(*of_narrow))}
     return Formats(
         query_key,
         value,
@@ -121,6 +136,7 @@ def stored_formats(checkpoint: Checkpoint) -> Formats | None:
         delta_out,
         shared_gate_up,
         shared_down,
+        frozenset(name for name, kinds in only.items() if kinds == {"Q4_K"}),
     )
 
 
@@ -160,8 +176,11 @@ def typical_formats(spec: ModelSpec) -> Formats:
         return Formats(EIGHT, EIGHT, EIGHT, FLOAT_FOUR, FLOAT_FOUR, EIGHT, wide=FLOAT_FOUR)
     layers = frozenset(range(0, spec.layers, 2))
     formats = Formats(FOUR, SIX_OFFSET, FOUR, FOUR, FOUR, SIX, wide=SIX, wide_layers=layers)
-    if (spec.experts.width if spec.experts else spec.intermediate) % 256:
+    width = spec.experts.width if spec.experts else spec.intermediate
+    if width % STEP_K:
         formats = replace(formats, down=SIX, wide=EIGHT)
+    compact = [name for name, inner in (("gate_up", spec.hidden), ("down", width)) if inner % STEP_K == 0]
+    formats = replace(formats, all_q4_k=frozenset(compact))
     return formats if spec.delta is None else replace(formats, delta_in=FOUR, delta_out=FOUR)
 
 
@@ -176,7 +195,11 @@ def read_codes(stored: Tensor, kind: str) -> Codes:
 
     scales = grouped(scales)
     offsets = -zero * scales if zero is not None else grouped(offsets)
-    return Codes(codes.reshape(rows, columns), scales, offsets, zero, kind == "MXFP4")
+    steps = None
+    if kind == "Q4_K":
+        blocks = stored.view(rows, -1, _SIZES[kind])
+        steps = torch.cat((_half(blocks, 0), _half(blocks, 2)), -1).reshape(rows, -1)
+    return Codes(codes.reshape(rows, columns), scales, offsets, zero, kind == "MXFP4", steps)
 
 
 _Read = tuple[Tensor, Tensor, Tensor, int | None]

@@ -38,6 +38,7 @@ from keystroke.engine.cuda.packing import (
     unpack,
 )
 from keystroke.engine.cuda.plan import (
+    STEP_K,
     TAIL_BYTES,
     Formats,
     KvPrecision,
@@ -402,7 +403,8 @@ def random_weights(
 
 
 def random_codes(shape: tuple[int, int], generator: torch.Generator, *, floats: bool = False) -> Codes:
-    """A random matrix of 4-bit codes (`floats`: of MXFP4), scaled like trained weights."""
+    """A random matrix of 4-bit codes (`floats`: of MXFP4; with rows of whole blocks as Q4_K has them), scaled
+    like trained weights."""
     device = generator.device
     codes = torch.randint(0, 16, shape, generator=generator, device=device, dtype=torch.uint8)
     scales = torch.rand(shape[0], shape[1] // GROUP // 2, generator=generator, device=device)
@@ -410,8 +412,15 @@ def random_codes(shape: tuple[int, int], generator: torch.Generator, *, floats: 
         scales = torch.exp2((torch.log2(scales + 0.5) + math.log2(shape[1] ** -0.5 / 3)).round())
         scales = scales.repeat_interleave(2, 1)
         return Codes(codes, scales, torch.zeros_like(scales), None, floats=True)
-    scales = ((scales + 0.5) * (shape[1] ** -0.5 / 4.6)).repeat_interleave(2, 1)
-    return Codes(codes, scales, -8 * scales, 8)
+    scales, steps, usual = scales + 0.5, None, shape[1] ** -0.5 / 4.6
+    if shape[1] % STEP_K:
+        scales = scales * usual
+    else:  # 21 to 63 times one number
+        step = torch.tensor(usual / 42, device=device).half().float()
+        scales = (scales * 42).round() * step
+        steps = torch.stack((step, 8 * step)).repeat(shape[0], shape[1] // STEP_K)
+    scales = scales.repeat_interleave(2, 1)
+    return Codes(codes, scales, -8 * scales, 8, steps=steps)
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -648,7 +657,7 @@ def _delta_weights(spec: ModelSpec, delta: DeltaSpec, source: Source) -> DeltaWe
 def _take_rows(weight: Tensor | Codes, rows: Tensor) -> Tensor | Codes:
     if isinstance(weight, Codes):
         at = rows.to(weight.codes.device)
-        return replace(weight, codes=weight.codes[at], scales=weight.scales[at], offsets=weight.offsets[at])
+        return weight.map_rows(lambda part: part[at])
     return weight[rows.to(weight.device)]
 
 

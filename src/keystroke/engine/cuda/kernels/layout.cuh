@@ -42,11 +42,16 @@ constexpr int STAGE = STAGE_BYTES;  // of the ring
 // Formats: 0 bf16; 1 bytes with a scale per row; 2 nibbles with scale and zero per 64 columns; from 3 on the codes of GGUF
 // files, with a scale and, if the format has minima, an offset per group of columns.
 constexpr int MXFP4 = 8;  // 4-bit floats with a power of two per group
+// As 3, but a group's scale and offset are a byte each, times two numbers of the row for 256 columns, which are thus four blocks.
+constexpr int FOUR_K = 9;
+constexpr bool four_bits(int format) { return format == 3 || format == MXFP4 || format == FOUR_K; }
 constexpr bool stored(int format) { return format >= 3; }
-constexpr int code_bits(int format) { return format == 3 || format == MXFP4 ? 4 : format <= 5 ? 6 : 8; }
+constexpr int code_bits(int format) { return four_bits(format) ? 4 : format <= 5 ? 6 : 8; }
 constexpr bool minima(int format) { return format % 2; }
-constexpr int group_k(int format) { return format == 3 || format == MXFP4 ? 32 : 16; }
-constexpr int grid_bytes(int format) { return 64 / group_k(format) * 16 * (format == MXFP4 ? 1 : minima(format) ? 4 : 2); }
+constexpr int group_k(int format) { return four_bits(format) ? 32 : 16; }
+constexpr int grid_bytes(int format) {
+  return format == FOUR_K ? 80 : 64 / group_k(format) * 16 * (format == MXFP4 ? 1 : minima(format) ? 4 : 2);
+}
 constexpr int block_k(int format) { return format >= 2 ? 64 : 32; }
 constexpr int block_bytes(int format) {
   return format == 0 ? 1024 : format == 1 ? 512 : format == 2 ? 576 : 128 * code_bits(format) + grid_bytes(format);

@@ -78,18 +78,40 @@ DEVICE void narrow_codes(u32 first, u32 second, u32 third, u32 (&to)[8]) {
   }
 }
 
+// FOUR_K: scale and offset of rows g and g + 8 in the first 32 columns, then in the others, as format 3 has them. The number of the
+// block in its unit says where the two numbers of a row lie: each of four blocks has those of the rows 2 n, 2 n + 1 and 8 more behind
+// its bytes, so all blocks are alike, and a stage holds all four or none. The float16 with the upper byte 0x64 is 1024 + its lower
+// byte; with 0x34, 0.25 + that byte * 2**-12, as the numbers of offsets are so much larger. So scales and offsets are rounded once.
+DEVICE void scales_of_bytes(const u8* block, int number, int lane, u32 (&pairs)[4]) {
+  const int g = lane >> 2;
+  const uint2 bytes = *(const uint2*)(block + 512 + g * 8);
+  const uint2 steps = *(const uint2*)(block + 576 + (g / 2 - (number & 3)) * block_bytes(FOUR_K) + g % 2 * 8);
+  const u32 words[2] = {bytes.x, bytes.y}, zero = 0x34006400u;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    pairs[2 * half] = fma_f16x2(sub_f16x2(permute_bytes(words[half], 0x3464u, 0x5140u), zero), steps.x, 0x80008000u);
+    pairs[2 * half + 1] = fma_f16x2(sub_f16x2(permute_bytes(words[half], 0x3464u, 0x5342u), zero), steps.y, 0x80008000u);
+  }
+}
+
 // Weights in the stored formats, 16 rows by 64 columns: code * scale + offset. A code in the low bits of a float16 is the
 // number code * 2**-24, exactly; scales are 2**24 times as large, so one multiply-add gives the weight, rounded once to 11
-// bits. For codes of less than 8 bits, those of rows g + 8 are 16 times as large and their scales 16 times smaller.
+// bits. For codes of less than 8 bits, those of rows g + 8 are 16 times as large and their scales 16 times smaller. `number` is that
+// of the block in its unit, modulo 4.
 template <int F>
-DEVICE void stored_weights(const u8* block, int lane, u32 (&a)[16]) {
+DEVICE void stored_weights(const u8* block, int number, int lane, u32 (&a)[16]) {
   if constexpr (F == MXFP4) return float4_weights(block, lane, a);
   constexpr int BITS = code_bits(F);
   const u8* grid = block + 128 * BITS + (group_k(F) == 32 ? lane >> 2 : lane >> 1) * (minima(F) ? 16 : 8);
   u32 scale[4], offset[4];  // of rows g and g + 8 in the first 32 columns, then in the others
   if (minima(F)) {
-    const uint4 v = *(const uint4*)grid;
-    const u32 pairs[4] = {v.x, v.y, v.z, v.w};
+    u32 pairs[4];
+    if (F == FOUR_K) {
+      scales_of_bytes(block, number, lane, pairs);
+    } else {
+      const uint4 v = *(const uint4*)grid;
+      pairs[0] = v.x; pairs[1] = v.y; pairs[2] = v.z; pairs[3] = v.w;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       scale[i] = low_twice(pairs[i]);
@@ -133,9 +155,9 @@ DEVICE void stored_weights(const u8* block, int lane, u32 (&a)[16]) {
   }
 }
 
-// One block of packed weights times the operand: acc[16 x COLUMNS] += W[16 x k] x[k x COLUMNS].
+// One block of packed weights times the operand: acc[16 x COLUMNS] += W[16 x k] x[k x COLUMNS]. `number` as for `stored_weights`.
 template <int F>
-DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int k, int lane, float (&acc)[TILES_N][4]) {
+DEVICE void multiply_block(const u8* block, int number, const u16* const (&x)[TILES_N], int k, int lane, float (&acc)[TILES_N][4]) {
   if (F == 0) {
     const uint4 a = *(const uint4*)(block + lane * 16), b = *(const uint4*)(block + 512 + lane * 16);
 #pragma unroll
@@ -164,7 +186,7 @@ DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int 
     multiply_float4(block, x, k, lane, acc);
   } else if (stored(F)) {
     u32 a[16];
-    stored_weights<F>(block, lane, a);
+    stored_weights<F>(block, number, lane, a);
 #pragma unroll
     for (int n = 0; n < TILES_N; ++n)
 #pragma unroll
@@ -247,7 +269,7 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, const Colu
     barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
 #pragma unroll
     for (int i = 0; i < TURNS; ++i)
-      multiply_block<F>(stage + i * WARPS * block_bytes(F), x, (chunk * M::per_chunk + i * WARPS) * block_k(F), w.lane, acc[(chunk * TURNS + i) & 1]);
+      multiply_block<F>(stage + i * WARPS * block_bytes(F), w.warp, x, (chunk * M::per_chunk + i * WARPS) * block_k(F), w.lane, acc[(chunk * TURNS + i) & 1]);
     warp_sync();
     if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
     w.ring.at.advance(w.ring.count);
@@ -261,16 +283,16 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, const Colu
       const int k = ((M::chunks - 1) * M::per_chunk + i * WARPS) * block_k(F);
       float(&sum)[TILES_N][4] = acc[((M::chunks - 1) * TURNS + i) & 1];
       if ((i + 1) * WARPS <= REST) {
-        multiply_block<F>(stage + (i * WARPS + w.warp) * block_bytes(F), x, k, w.lane, sum);
+        multiply_block<F>(stage + (i * WARPS + w.warp) * block_bytes(F), w.warp, x, k, w.lane, sum);
       } else if (SINGLE && i > 0) {
         // Warps without a block multiply another by zeros: a branch here would keep this turn from overlapping with the others.
         const bool has = w.warp < REST - i * WARPS;
         const u16* mine[TILES_N];
 #pragma unroll
         for (int n = 0; n < TILES_N; ++n) mine[n] = has ? x[n] + k : (const u16*)(w.small + ZEROS_AT) + w.j * 8;
-        multiply_block<F>(stage + ((has ? i * WARPS : 0) + w.warp) * block_bytes(F), mine, 0, w.lane, sum);
+        multiply_block<F>(stage + ((has ? i * WARPS : 0) + w.warp) * block_bytes(F), w.warp, mine, 0, w.lane, sum);
       } else if (w.warp < REST - i * WARPS) {
-        multiply_block<F>(stage + (i * WARPS + w.warp) * block_bytes(F), x, k, w.lane, sum);
+        multiply_block<F>(stage + (i * WARPS + w.warp) * block_bytes(F), w.warp, x, k, w.lane, sum);
       }
     }
     if (adds(w, w.unit)) {
@@ -372,7 +394,7 @@ DEVICE void multiply_alone(Worker& w, int low, int high, const Column& column, c
         x[n] = w.operand + m * w.p->x_stride + column(unit, m) + w.j * 8;
       }
 #pragma unroll ALONE_TURNS
-      for (int i = 0; i < M::blocks; ++i) multiply_block<F>(packed + i * block_bytes(F), x, i * block_k(F), w.lane, acc[i & 1]);
+      for (int i = 0; i < M::blocks; ++i) multiply_block<F>(packed + i * block_bytes(F), i, x, i * block_k(F), w.lane, acc[i & 1]);
       const float* tail = (const float*)(packed + M::blocks * block_bytes(F)) + w.g;
 #pragma unroll
       for (int n = 0; n < TILES_N; ++n)

@@ -29,7 +29,7 @@ DEVICE void unpack_blocks(const Unpacking& p) {
     const int unit = (int)(at / blocks), block = (int)(at % blocks), tile = unit % p.tiles, split = unit / p.tiles;
     const u8* from = p.packed + unit * unit_bytes;
     u32 a[16];
-    stored_weights<F>(from + block * block_bytes(F), lane, a);
+    stored_weights<F>(from + block * block_bytes(F), block, lane, a);
     const float* tail = (const float*)(from + blocks * block_bytes(F));
 #pragma unroll
     for (int second = 0; second < 2; ++second) {
@@ -56,3 +56,4 @@ extern "C" __global__ void unpack_5(const Unpacking p) { unpack_blocks<5>(p); }
 extern "C" __global__ void unpack_6(const Unpacking p) { unpack_blocks<6>(p); }
 extern "C" __global__ void unpack_7(const Unpacking p) { unpack_blocks<7>(p); }
 extern "C" __global__ void unpack_8(const Unpacking p) { unpack_blocks<8>(p); }
+extern "C" __global__ void unpack_9(const Unpacking p) { unpack_blocks<9>(p); }
