@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.cuda_rows.cuda_parts import PUBLISHED_35B
+from bench.cuda_rows.cuda_parts import PUBLISHED_35B, QWEN3_CODER_30B
 from cuda_emulator import EmulatedLauncher
 from cuda_models import CPU
 from test_cuda_experts import PROMPT, engine_for, last_logits, mixture, qwen3_moe, write_gguf
@@ -25,12 +25,14 @@ from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec, ModelSpec, 
 from keystroke.engine.cuda import engine as engine_module
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.gpu import (
+    _report_of_fit,
     _report_of_placement,
     bytes_beside_experts,
     choose_resident,
     expert_bytes,
+    fit_plan,
 )
-from keystroke.engine.cuda.plan import FOUR, PAGE, Formats, Plan
+from keystroke.engine.cuda.plan import FOUR, FOUR_K, PAGE, Formats, KvPrecision, Plan
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.stored import Codes, typical_formats
 from keystroke.engine.cuda.target import HOPPER, TARGETS, Target
@@ -189,6 +191,23 @@ def test_the_kernel_for_one_row_and_older_gpus_compute_the_same(library: Path) -
         assert torch.equal(found, last_logits(older, PROMPT, 1))
 
 
+def test_both_packings_of_q4_k_compute_the_same_beside_the_host(library: Path) -> None:
+    compact = MIXED.compacted()
+    assert compact.gate_up == FOUR_K
+    found = []
+    for formats in (MIXED, compact):
+        with engine_with(library, SOME, formats=formats) as engine:
+            found += [last_logits(engine, PROMPT, rows) for rows in (1, 9)]
+            weights = engine._prefill._weights
+            weights.place_expert(0, 0, 2)
+            assert weights.host is not None
+            engine._stepper.set_placement(weights.host)
+            found.append(last_logits(engine, PROMPT, 2))
+    assert torch.equal(found[0], found[1])
+    for four, packed in zip(found[:3], found[3:], strict=True):
+        assert torch.equal(four, packed)
+
+
 def test_drafts_and_other_sessions_change_no_token(library: Path) -> None:
     with engine_with(library, SOME) as engine:
 
@@ -326,6 +345,50 @@ def test_as_many_experts_as_fit_are_on_the_gpu() -> None:
     assert not _report_of_placement(plan, 0, 2 << 30, 16 << 30, "a GPU")[0]
     dense = Plan(replace(SPEC, experts=None, architecture="qwen3"), "bf16", 2)
     assert choose_resident(dense, "host", 8 << 30, 8 << 30) is None
+
+
+def coder_30b(kv_precision: KvPrecision = "bf16") -> Plan:
+    spec = replace(QWEN3_CODER_30B, context_length=262_144)
+    return Plan(spec, "stored", 128, kv_precision, typical_formats(spec), TARGETS["sm_89"])
+
+
+def left_by_driver(mebibytes: int) -> tuple[int, int]:
+    """Free and total memory of a card."""
+    return (mebibytes << 20) - 500_000_000, mebibytes << 20
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "kv_precision", "gate_up"),
+    [(24_564, "bf16", FOUR_K), (24_564, "int8", FOUR), (32_607, "bf16", FOUR)],
+)
+def test_a_card_of_24_gb_holds_all_experts_of_coder_30b_and_32k_tokens(
+    mebibytes: int, kv_precision: KvPrecision, gate_up: int
+) -> None:
+    """In the faster packing where that leaves room for as many tokens."""
+    free, total = left_by_driver(mebibytes)
+    plan = fit_plan(coder_30b(kv_precision), "auto", free, total)
+    assert (plan.gate_up.format, plan.resident) == (gate_up, None)
+    fits, sentence = _report_of_fit(plan, free, total, "a GPU")
+    assert fits
+    assert "with all 128 experts of each layer on the GPU" in sentence
+    assert int(sentence.split(" tokens of KV")[0].split()[-1].replace(",", "")) >= 32_768
+
+
+def test_the_smaller_packing_holds_more_experts_where_not_all_fit() -> None:
+    free, total = left_by_driver(16_384)
+    plan = coder_30b()
+    fitted = fit_plan(plan, "auto", free, total)
+    four = choose_resident(plan, "auto", free, total)
+    assert four is not None
+    assert fitted.gate_up.format == FOUR_K
+    assert fitted.resident is not None
+    assert fitted.resident > four
+    assert fit_plan(plan, "host", free, total) == replace(plan, resident=0)
+    with pytest.raises(NotEnoughMemory):
+        fit_plan(plan, "gpu", free, total)
+    most = expert_bytes(replace(plan, stored=fitted.stored)) * 128
+    assert fit_plan(plan, "auto", 80 << 30, 80 << 30, most=most).gate_up.format == FOUR_K
+    assert fit_plan(plan, "auto", 80 << 30, 80 << 30) == plan
 
 
 def test_a_file_is_used_in_place(library: Path, tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from keystroke.engine.base import Sampling
 from keystroke.engine.checkpoint.spec import EMBEDDING, HEAD, ExpertsSpec, ModelSpec, tensor_shapes
 from keystroke.engine.cuda.code_packing import shift_zero
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.packing import pack, plain_order, unpack
+from keystroke.engine.cuda.packing import pack, plain_order, row_positions, unpack
 from keystroke.engine.cuda.plan import (
     EIGHT,
     EIGHT_OFFSET,
     FOUR,
     FOUR_K,
+    PAGE,
     SIX,
     SIX_OFFSET,
     TAIL_BYTES,
@@ -31,10 +32,11 @@ from keystroke.engine.cuda.plan import (
     Plan,
     Precision,
 )
+from keystroke.engine.cuda.prefill import Prefill
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.stored import Codes, choose_precision, format_for, read_codes, typical_formats
 from keystroke.engine.cuda.target import HOPPER, TARGETS, Target
-from keystroke.engine.cuda.weights import build_weights, random_weights
+from keystroke.engine.cuda.weights import _orders, build_weights, random_weights
 from keystroke.errors import UnsupportedModel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
@@ -176,6 +178,39 @@ def test_both_packings_of_q4_k_give_the_same_logits(spec: ModelSpec, target: str
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
+class SharedMemory:
+    """Unpacks as a GPU does: the next matrix of the feed-forward part overwrites the last."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._last = torch.empty(0)
+
+    def unpack(self, name: str, packed: Tensor, matrix: Matrix, rows: int, folded: Tensor | None) -> Tensor:
+        found = unpack(packed, row_positions(_orders(self._plan)[name], rows), matrix, rows, folded)
+        if name in ("gate_up", "down"):
+            self._last.fill_(float("nan"))
+            self._last = found
+        return found
+
+
+def test_prefill_needs_one_matrix_of_the_feed_forward_part_at_a_time() -> None:
+    truth, given = in_file(MIXTURE, lambda name: "Q8_0" if name.endswith("mlp.gate.weight") else mixed(name))
+    given |= {name: truth[name].float() for name in given if name.endswith("mlp.gate.weight")}
+    weights = build_weights(Plan(MIXTURE, "stored", 2, stored=MIXED), lambda name, _: given[name], CPU)
+    pages = (MIXTURE.layers, 2, MIXTURE.kv_heads, PAGE, MIXTURE.head_dim)
+    found = []
+    for unpacker in (None, SharedMemory(weights.plan)):
+        weights.unpacker = unpacker
+        keys = torch.zeros(pages, dtype=torch.bfloat16)
+        Prefill(weights, keys, torch.zeros_like(keys).transpose(-1, -2).contiguous()).run(
+            [*range(40)], 0, [0]
+        )
+        found.append(keys)
+    assert torch.equal(found[0], found[1])
+    with torch.inference_mode():
+        assert not weights.dense(0).gate_up.isnan().any()
+
+
 def test_logits_are_those_of_the_stored_weights() -> None:
     spec = replace(tiny_spec("qwen2", tied=False), hidden=256, intermediate=512, vocab_size=72)
     truth, given = in_file(spec, mixed)
@@ -245,6 +280,10 @@ def test_mixtures_stay_as_stored_with_a_shared_expert_of_its_own_types() -> None
         return lambda name: kind if part in name else mixed(name)
 
     assert choice(mixed) == ("stored", MIXED)
+    some = replace(MIXED, all_q4_k=frozenset({"down"}))
+    assert choice(lambda name: "Q4_0" if ".0.mlp.experts.up" in name else mixed(name)) == ("stored", some)
+    assert (some.compacted().gate_up, some.compacted().down) == (FOUR, FOUR_K)
+    assert some.compacted().wide == SIX
     assert choice(shared("Q8_0")) == ("stored", replace(MIXED, shared_gate_up=EIGHT, shared_down=EIGHT))
     apart = replace(MIXED, shared_gate_up=FOUR, shared_down=SIX)
     assert choice(shared("Q6_K", "shared_expert.down")) == ("stored", apart)
@@ -278,7 +317,10 @@ def test_plans_of_stored_weights_fit_shared_memory(
 def test_random_codes_of_the_usual_formats_make_a_model() -> None:
     spec = replace(tiny_spec("qwen2", tied=True), hidden=256, intermediate=512, vocab_size=72)
     weights = random_weights(spec, "stored", CPU, 2)
+    compact = random_weights(spec, "stored", CPU, 2, stored=typical_formats(spec).compacted())
     assert weights.plan.layer(0)["down"].format == SIX
+    assert compact.plan.gate_up.format == FOUR_K
+    assert torch.equal(weights.dense(1).gate_up, compact.dense(1).gate_up)
     for layer in range(spec.layers):
         down = weights.dense(layer).down.float()
         assert 0.5 < float(down.std()) * 512**0.5 < 2

@@ -22,8 +22,8 @@ from keystroke.engine.cuda.driver import GpuLauncher, cache_folder, compile_in_b
 from keystroke.engine.cuda.expert_use import Uses, exchanges
 from keystroke.engine.cuda.gpu import (
     ExpertPlacement,
-    choose_resident,
     context_bytes,
+    fit_plan,
     gpu_report,
     gpu_target,
     kv_token_capacity,
@@ -33,7 +33,7 @@ from keystroke.engine.cuda.gpu import (
 )
 from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import LOGGED_ROWS, MAX_BATCH, PAGE, KvPrecision
-from keystroke.engine.cuda.prefill import WORK, Prefill, operations_per_portion
+from keystroke.engine.cuda.prefill import PORTION, WORK, Prefill, operations_per_portion
 from keystroke.engine.cuda.prefill_delta import RecurrentSlot
 from keystroke.engine.cuda.scales import measure_steps
 from keystroke.engine.cuda.session import CudaSession
@@ -115,7 +115,7 @@ class _Part:
 class CudaEngine(Engine):
     max_batch = MAX_BATCH
     runs_ahead = True
-    prefill_chunk = 8192  # most tokens of a portion; fewer where the context is long
+    prefill_chunk = PORTION  # most tokens of a portion; fewer where the context is long
     prefill_work = WORK  # operations of such a portion
     tail = 16  # so many appended tokens join the next step instead of costing a run of their own
 
@@ -597,18 +597,16 @@ def load_cuda(
         plan = plan_of(source, precision, blocks, kv_precision, kind)
         free, total = torch.cuda.mem_get_info(device)
         wanted = None if kv_bytes is None else kv_bytes // plan.kv_bytes_per_token
-        resident = choose_resident(
-            plan, experts, free, total, kv_tokens=kv_tokens or wanted, most=expert_bytes
-        )
+        plan = fit_plan(plan, experts, free, total, kv_tokens=kv_tokens or wanted, most=expert_bytes)
         host = None
-        if resident is not None:
-            plan = replace(plan, resident=resident)
+        if plan.resident is not None:
             folder = cache or cache_folder()
             profile = folder / "experts" / f"{checkpoint.fingerprint()[:20]}.npy"
             host = place_experts(plan, expert_store(source, folder, threads), profile)
         drafting = None if head is None else HeadPlan(head.config, plan)
         with compile_in_background(plan, sparse=sparse != "off" and supports_sparse(plan), head=drafting):
             weights = load_weights(source, plan, device, host)
+    torch.cuda.empty_cache()  # what packing needed
     free, total = torch.cuda.mem_get_info(device)
     slots = state_slots(weights.plan, free, total)
     if kv_tokens is None:

@@ -10,6 +10,7 @@ import torch
 
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.plan import MAX_BATCH, Formats, KvPrecision, Plan, Precision
+from keystroke.engine.cuda.prefill import portion_bytes
 from keystroke.engine.cuda.target import INSTEAD, Target, target_for
 from keystroke.engine.snapshots import SNAPSHOT_SHARE
 from keystroke.errors import KeystrokeError, ModelError, NotEnoughMemory
@@ -17,6 +18,8 @@ from keystroke.errors import KeystrokeError, ModelError, NotEnoughMemory
 _MOST_SPARE = 4 << 30
 _FEWEST_TOKENS = 1024  # of KV; with less room a model is not loaded
 _TOKENS_BESIDE_EXPERTS = 16_384  # of KV that experts leave room for
+_USUAL_TOKENS = 32_768  # of KV for which weights are packed more densely, and prompts get only what they need
+_STEP_BYTES = 128 << 20  # the kernel's buffers, at most
 _STATE_SHARE = 8  # more states than a step needs take at most one part in so many of the room for contexts
 
 ExpertPlacement = Literal["auto", "gpu", "host"]
@@ -35,10 +38,25 @@ def _prompt_room(plan: Plan, total: int) -> int:
     return 2 * 3 * experts.count * experts.width * plan.spec.hidden + spare_bytes(total) // 2
 
 
+def _least_prompt_room(plan: Plan, total: int) -> int:
+    """The same where memory is scarce: only what a portion of a prompt takes, where that is known."""
+    spec, experts, usual = plan.spec, plan.spec.experts, _prompt_room(plan, total)
+    if plan.stored is None or plan.resident is not None or experts is None or experts.bias:
+        return usual
+    if plan.shared_apart or spec.delta is not None:
+        return usual
+    return min(usual, portion_bytes(plan) + _STEP_BYTES)
+
+
 def kv_token_capacity(plan: Plan, free: int, total: int, each: int, most: int | None = None) -> int:
     """How many tokens with KV of `each` bytes fit in the free memory, or in `most` bytes of it. Raises
     NotEnoughMemory if they are too few."""
-    tokens = int((free - _prompt_room(plan, total)) * 0.9) // each
+    usual, least = (
+        int((free - room) * 0.9) // each
+        for room in (_prompt_room(plan, total), _least_prompt_room(plan, total))
+    )
+    asked = most // each if most is not None else min(plan.spec.context_length, _USUAL_TOKENS)
+    tokens = max(usual, min(least, asked))
     if tokens < _FEWEST_TOKENS:
         raise NotEnoughMemory(
             f"{plan.spec.name} in {plan.precision} leaves {max(free, 0) / 1e9:.1f} of the GPU's "
@@ -79,6 +97,18 @@ def expert_bytes(plan: Plan) -> int:
     return sum((layer["gate_up"].bytes + layer["down"].bytes) // whole.expert_slots for layer in layers)
 
 
+def weight_bytes(plan: Plan) -> int:
+    """Bytes of all weights on the GPU, and of the rotary table."""
+    spec, experts = plan.spec, plan.spec.experts
+    routers = spec.layers * experts.count * spec.hidden * 4 if experts else 0
+    return (
+        plan.packed_bytes
+        + spec.vocab_size * spec.hidden * 2
+        + routers
+        + spec.context_length * spec.head_dim * 4
+    )
+
+
 def bytes_beside_experts(plan: Plan, total: int, kv_tokens: int | None = None) -> int:
     """GPU memory that a mixture needs beside the experts in it: other weights, a context, recurrent states,
     and room to read a prompt with the experts of one layer at a time."""
@@ -87,14 +117,39 @@ def bytes_beside_experts(plan: Plan, total: int, kv_tokens: int | None = None) -
     tokens = min(spec.context_length, _TOKENS_BESIDE_EXPERTS) if kv_tokens is None else kv_tokens
     context = tokens * context_bytes(plan) * 10 // 9
     states = _fewest_state_bytes(plan)
-    return _other_weights(plan) + _prompt_room(replace(plan, resident=0), total) + states + context
+    without = replace(plan, resident=0)
+    return weight_bytes(without) + _prompt_room(without, total) + states + context
 
 
-def _other_weights(plan: Plan) -> int:
-    """Bytes of all weights but experts."""
-    spec, experts = plan.spec, plan.spec.experts
-    routers = spec.layers * experts.count * spec.hidden * 4 if experts else 0
-    return replace(plan, resident=0).packed_bytes + spec.vocab_size * spec.hidden * 2 + routers
+def fit_plan(
+    plan: Plan,
+    wanted: ExpertPlacement,
+    free: int,
+    total: int,
+    *,
+    kv_tokens: int | None = None,
+    most: int | None = None,
+) -> Plan:
+    """The plan as it fits this memory: the faster packing if the GPU then holds all experts beside a usual
+    context, otherwise the smaller one, with as many experts as `choose_resident` says."""
+    if plan.spec.experts is None:
+        return plan
+    smaller = plan if plan.stored is None else replace(plan, stored=plan.stored.compacted())
+    tokens = kv_tokens or min(plan.spec.context_length, _USUAL_TOKENS)
+    if wanted == "host" or _lack(plan, free, total, tokens, most) <= 0:
+        smaller = plan
+    resident = choose_resident(smaller, wanted, free, total, kv_tokens=kv_tokens, most=most)
+    return replace(smaller, resident=resident)
+
+
+def _lack(plan: Plan, free: int, total: int, tokens: int, most: int | None) -> int:
+    """How many bytes too many all experts are beside so many tokens of context."""
+    context = tokens * context_bytes(plan) * 10 // 9 + _fewest_state_bytes(plan)
+    lack = weight_bytes(plan) + _least_prompt_room(plan, total) + context - free
+    experts = plan.spec.experts
+    if most is not None and experts is not None:
+        lack = max(lack, expert_bytes(plan) * experts.count - most)
+    return lack
 
 
 def choose_resident(
@@ -113,11 +168,10 @@ def choose_resident(
         return None
     if wanted == "host":
         return 0
-    each = expert_bytes(plan)
-    fewest = (kv_tokens or _FEWEST_TOKENS) * context_bytes(plan) * 10 // 9 + _fewest_state_bytes(plan)
-    lack = _other_weights(plan) + each * experts.count + spare_bytes(total) + fewest - free
-    if most is not None:
-        lack = max(lack, each * experts.count - most)
+    fewest = kv_tokens or _FEWEST_TOKENS
+    if wanted == "auto" and plan.stored is not None:  # the host can have some
+        fewest = kv_tokens or min(plan.spec.context_length, _TOKENS_BESIDE_EXPERTS)
+    lack = _lack(plan, free, total, fewest, most)
     if lack <= 0:
         return None
     if wanted == "gpu":
@@ -127,7 +181,7 @@ def choose_resident(
         )
     room = free - bytes_beside_experts(plan, total, kv_tokens)
     room = room if most is None else min(room, most)
-    return min(max(room // each, 0), experts.count - 1)
+    return min(max(room // expert_bytes(plan), 0), experts.count - 1)
 
 
 def nvidia_gpu() -> torch.device:
@@ -174,24 +228,41 @@ def gpu_report(
         device = nvidia_gpu()
         kind = gpu_target(device, target)
         plan = Plan(spec, precision, multiprocessors(device), kv_precision, stored, kind)
-        rows = plan.max_rows
+        _ = plan.max_rows  # raises for a model that does not fit a multiprocessor
         free, total = torch.cuda.mem_get_info(device)
-        resident = choose_resident(plan, experts, free, total, most=most)
+        plan = fit_plan(plan, experts, free, total, most=most)
     except KeystrokeError as error:
         return False, str(error)
-    if resident is not None:
-        return _report_of_placement(plan, resident, free, total, torch.cuda.get_device_name(device))
-    weights = plan.packed_bytes + spec.vocab_size * spec.hidden * 2
-    need = weights + spare_bytes(total) + _fewest_state_bytes(plan)
     name = torch.cuda.get_device_name(device)
+    if plan.resident is not None:
+        return _report_of_placement(plan, plan.resident, free, total, name)
+    return _report_of_fit(plan, free, total, name)
+
+
+def _report_of_fit(plan: Plan, free: int, total: int, name: str) -> tuple[bool, str]:
+    """The report of a model that the GPU holds whole."""
+    spec, experts = plan.spec, plan.spec.experts
+    need = weight_bytes(plan) + _least_prompt_room(plan, total) + _fewest_state_bytes(plan)
     sizes = f"{name}: {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
+    lack = f"{sizes}, but {spec.name} in {plan.precision} needs {need / 1e9:.0f} GB"
+    advice = "choose fewer bits (model.precision) or a smaller model"
     if free < need:
-        lack = f"{spec.name} in {precision} needs {need / 1e9:.0f} GB"
-        return False, f"{sizes}, but {lack}; choose fewer bits (model.precision) or a smaller model"
-    tokens = (free - need) // context_bytes(plan)
-    room = f"leaves room for {tokens:,} tokens of KV in {kv_precision}"
-    how = f"kernels for {kind.name}, up to {rows} rows a step"
-    return True, f"{sizes}; {how}; {spec.name} in {precision} {room}"
+        return False, f"{lack}; {advice}"
+    try:
+        tokens = _context_tokens(plan, free, total)
+    except NotEnoughMemory:
+        return False, f"{lack} and a context; {advice}"
+    room = f"leaves room for {tokens:,} tokens of KV in {plan.kv_precision}"
+    how = f"kernels for {plan.target.name}, up to {plan.max_rows} rows a step"
+    whole = "" if experts is None else f" with all {experts.count} experts of each layer on the GPU"
+    return True, f"{sizes}; {how}; {spec.name} in {plan.precision}{whole} {room}"
+
+
+def _context_tokens(plan: Plan, free: int, total: int) -> int:
+    """How many tokens of context fit beside the weights of a plan that is not loaded."""
+    left = free - weight_bytes(plan)
+    left -= state_slots(plan, left, total) * plan.state_bytes
+    return kv_token_capacity(plan, left, total, context_bytes(plan))
 
 
 def _report_of_placement(plan: Plan, resident: int, free: int, total: int, name: str) -> tuple[bool, str]:
@@ -203,7 +274,9 @@ def _report_of_placement(plan: Plan, resident: int, free: int, total: int, name:
         lack = f"{spec.name} needs {need / 1e9:.1f} GB even with all experts in host memory"
         return False, f"{sizes}, but {lack}; choose a smaller model"
     host = expert_bytes(plan) * (experts.count - resident)
+    tokens = _context_tokens(replace(plan, resident=resident), free, total)
     return True, (
         f"{sizes}; {spec.name} in {plan.precision} runs with {resident} of {experts.count} experts of each "
-        f"layer on the GPU and the others ({host / 1e9:.1f} GB) in host memory (engine.experts)"
+        f"layer on the GPU and the others ({host / 1e9:.1f} GB) in host memory (engine.experts); there "
+        f"is room for {tokens:,} tokens of KV in {plan.kv_precision}"
     )

@@ -7,19 +7,21 @@ portion; the caller checks its interrupt between portions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.plan import PAGE, Plan
+from keystroke.engine.cuda.plan import PAGE, Plan, used_experts
 from keystroke.engine.cuda.prefill_attention import PIECE, attend, piece_starts
 from keystroke.engine.cuda.prefill_delta import DeltaRows, RecurrentSlot, read_rows
 from keystroke.engine.cuda.prefill_experts import feed_forward
 from keystroke.engine.cuda.prefill_kernels import KernelOps, Portion, PrefillOps, TorchOps
-from keystroke.engine.cuda.weights import DenseLayer, Weights
+from keystroke.engine.cuda.weights import Mixer, Weights
 
+PORTION = 8192  # tokens at most
 WORK = 110e12  # operations of one portion: 0.2 s on an H200, the longest delay of an interrupt
 _FEWEST = 2048  # tokens of a portion: fewer do not use an H200 fully
 _FEWEST_SMALL = 512  # the same for a GPU with a quarter of its speed
@@ -43,6 +45,25 @@ def portion_size(spec: ModelSpec, start: int, most: int, work: float = WORK) -> 
     while count > fewest and count * (products + attention * (start + count)) > work:
         count //= 2
     return count
+
+
+def portion_bytes(plan: Plan) -> int:
+    """Memory that reading a portion takes at most, beside weights and KV: the matrices of a layer in 16 bits,
+    gate and up sharing theirs with the down projection; what rows hold; a piece of the context. Counted for
+    mixtures without biases whose matrices are all stored and on the GPU."""
+    spec, experts = plan.spec, plan.spec.experts
+    assert experts is not None
+    rows = portion_size(spec, 0, PORTION, operations_per_portion(plan))
+    heads, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    mixer = 2 * 3 * spec.hidden * (2 * heads + 2 * keys)  # joined queries, keys and values; the last layer's
+    large = 2 * max(plan.gate_up.tiles * 16 * plan.gate_up.inner, plan.down.tiles * 16 * plan.down.inner)
+    # Of every expert that a row uses: its input, gate and up and two products of them in 32 bits; or
+    # activations, weighted ones, and results before and after they are sorted.
+    hidden, width = spec.hidden, experts.width
+    each = used_experts(experts) * max(2 * hidden + 16 * width, 6 * hidden + 10 * width)
+    each += 10 * hidden + 4 * (heads + keys) + max(12 * heads - each, 0)  # what attention leaves, or holds
+    context = 4 * keys * min(spec.context_length, 2 * PIECE)
+    return mixer + large + rows * each + context
 
 
 class Prefill:
@@ -74,17 +95,17 @@ class Prefill:
         down, down_bias = None, None
         deltas = 0  # layers so far
         for layer in range(spec.layers):
-            dense, biases = weights.dense(layer), weights.biases[layer]
+            mixer, biases = weights.mixer(layer), weights.biases[layer]
             h = ops.normalise(x, down, down_bias, weights.norms[2 * layer])
             if feature_windows is not None and layer in feature_windows:
                 found.append(x[-feature_windows[layer] :].clone())
             last = layer == spec.layers - 1  # only its KV or state is needed
             if weights.plan.is_delta(layer):
-                output, output_bias = self._read_recurrently(h, dense, deltas, start, slot), None
+                output, output_bias = self._read_recurrently(h, mixer, deltas, start, slot), None
                 deltas += 1
             else:
                 kv = layer - deltas
-                q, k, v = ops.heads(_product(h, dense.qkv), biases.get("qkv"), kv)
+                q, k, v = ops.heads(_product(h, mixer.qkv), biases.get("qkv"), kv)
                 if last:
                     break
                 sinks = weights.sinks[layer] if spec.sinks else None
@@ -100,9 +121,9 @@ class Prefill:
                 if self._steps is not None:  # values are in quantisation steps
                     each = self._steps.values[kv].repeat_interleave(spec.heads // spec.kv_heads, 0)
                     mixed = (mixed * each.reshape(-1)).to(torch.bfloat16)
-                if dense.gate is not None:
-                    mixed = (mixed * _product(h, dense.gate).float().sigmoid()).to(torch.bfloat16)
-                output, output_bias = _product(mixed, dense.output), biases.get("output")
+                if mixer.gate is not None:
+                    mixed = (mixed * _product(h, mixer.gate).float().sigmoid()).to(torch.bfloat16)
+                output, output_bias = _product(mixed, mixer.output), biases.get("output")
             if last:
                 break
             h = ops.normalise(x, output, output_bias, weights.norms[2 * layer + 1])
@@ -111,27 +132,27 @@ class Prefill:
                     spec.experts,
                     h,
                     (weights.routers[layer], weights.router_biases[layer]),
-                    (dense.gate_up, biases.get("gate_up")),
-                    (dense.down, biases.get("down")),
+                    (partial(weights.gate_up, layer), biases.get("gate_up")),
+                    (partial(weights.down, layer), biases.get("down")),
                 ).to(h.dtype)
                 continue
-            wide = ops.activate(_product(h, dense.gate_up), biases.get("gate_up"))
-            down, down_bias = _product(wide, dense.down), biases.get("down")
+            wide = ops.activate(_product(h, weights.gate_up(layer)), biases.get("gate_up"))
+            down, down_bias = _product(wide, weights.down(layer)), biases.get("down")
         return found
 
     def _read_recurrently(
-        self, h: Tensor, dense: DenseLayer, layer: int, start: int, slot: RecurrentSlot | None
+        self, h: Tensor, mixer: Mixer, layer: int, start: int, slot: RecurrentSlot | None
     ) -> Tensor:
         weights, spec = self._weights, self._weights.plan.spec
         assert spec.delta is not None
         assert weights.delta is not None
         assert slot is not None
-        wide = _product(h, dense.qkv).float()
+        wide = _product(h, mixer.qkv).float()
         inputs, gates = torch.split(wide, [spec.delta.channels, spec.delta.values], -1)
         heads = F.linear(h.float(), weights.delta.heads[layer])
         rows = DeltaRows(torch.cat((inputs, heads), -1), gates, start)
         mixed = read_rows(spec.delta, weights.delta, layer, rows, slot, spec.norm_eps)
-        return _product(mixed.to(torch.bfloat16), dense.output)
+        return _product(mixed.to(torch.bfloat16), mixer.output)
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ A row's result is summed over its experts in a fixed order, so it does not depen
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -14,9 +16,12 @@ from keystroke.engine.cuda.plan import all_experts
 from keystroke.engine.cuda.reference import choose_experts, gate_activation
 
 Biased = tuple[Tensor, Tensor | None]  # a matrix and its bias
+Unpacked = tuple[Callable[[], Tensor], Tensor | None]  # what unpacks the matrix when it is needed
 
 
-def feed_forward(experts: ExpertsSpec, x: Tensor, router: Biased, gate_up: Biased, down: Biased) -> Tensor:
+def feed_forward(
+    experts: ExpertsSpec, x: Tensor, router: Biased, gate_up: Unpacked, down: Unpacked
+) -> Tensor:
     """Float32 output of rows x [rows, hidden] through the experts that `router` [experts, hidden] chooses,
     and through a shared one, whose score and matrices are the last.
     `gate_up` stacks the gates of all experts, then their ups; `down` their down projections."""
@@ -31,16 +36,17 @@ def feed_forward(experts: ExpertsSpec, x: Tensor, router: Biased, gate_up: Biase
         out = _grouped(rows, matrix.view(count, -1, matrix.shape[-1]), ends).float()
         return out if bias is None else out + bias.view(count, -1)[owners]
 
-    gates, ups = gate_up[0].chunk(2)
+    gates, ups = gate_up[0]().chunk(2)
     gate_bias, up_bias = (None, None) if gate_up[1] is None else gate_up[1].chunk(2)
     inner = gate_activation(
         experts, product(sorted_rows, gates, gate_bias), product(sorted_rows, ups, up_bias)
     )
-    shares = weights.flatten()[order, None]
+    del gates, ups
+    shares, downs = weights.flatten()[order, None], down[0]()
     if down[1] is None:
-        out = _grouped((inner * shares).to(torch.bfloat16), down[0].view(count, -1, down[0].shape[-1]), ends)
+        out = _grouped((inner * shares).to(torch.bfloat16), downs.view(count, -1, downs.shape[-1]), ends)
     else:
-        out = product(inner.to(torch.bfloat16), *down) * shares
+        out = product(inner.to(torch.bfloat16), downs, down[1]) * shares
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=x.device)
     return out[places].view(len(x), top, -1).sum(1, dtype=torch.float32)

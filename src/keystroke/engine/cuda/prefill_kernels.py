@@ -198,17 +198,25 @@ class _UnpackParameters(ctypes.Structure):
 
 
 class Unpacker:
-    """Dequantises stored matrices in one pass over their bytes."""
+    """Dequantises stored matrices in one pass over their bytes. Those of the feed-forward part, which are
+    large, share memory that is kept: given back, it could be split and not be found again in one piece."""
 
     _ORDERS: ClassVar = {"gate_up": 1, "shared_gate_up": 1, "query_key": 2}
+    _LARGE: ClassVar = {"gate_up", "down"}
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self._kernels = KernelModule(device, plan.macros(1), plan.target, UNPACK_PARTS)
         self._blocks = 8 * plan.blocks
+        self._space = torch.empty(0, dtype=torch.bfloat16, device=device)
 
     def unpack(self, name: str, packed: Tensor, matrix: Matrix, rows: int, folded: Tensor | None) -> Tensor:
         columns = matrix.split * matrix.inner
-        out = torch.empty(rows, columns, dtype=torch.bfloat16, device=packed.device)
+        if name in self._LARGE:
+            if self._space.numel() < rows * columns:
+                self._space = self._space.new_empty(rows * columns)
+            out = self._space[: rows * columns].view(rows, columns)
+        else:
+            out = torch.empty(rows, columns, dtype=torch.bfloat16, device=packed.device)
         parameters = _UnpackParameters(
             packed=packed.data_ptr(),
             folded=_pointer(folded),

@@ -3,6 +3,7 @@ benchmarks."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -67,19 +68,26 @@ Source = Callable[[str, tuple[int, ...]], Tensor | Codes]  # a tensor by its Hug
 
 
 @dataclass(frozen=True)
-class DenseLayer:
-    """One layer as plain matrices, for prefill."""
+class Mixer:
+    """The matrices of attention or of a delta net, for prefill."""
 
     qkv: Tensor  # of a delta net: queries, keys and values before the convolution, then gates
     output: Tensor
+    gate: Tensor | None  # of attention's output
+
+
+@dataclass(frozen=True)
+class DenseLayer(Mixer):
+    """One layer as plain matrices."""
+
     gate_up: Tensor
     down: Tensor
-    gate: Tensor | None = None  # of attention's output
 
 
 class MatrixUnpacker(Protocol):
     def unpack(self, name: str, packed: Tensor, matrix: Matrix, rows: int, folded: Tensor | None) -> Tensor:
-        """Same result as `packing.unpack` for the matrix `name` of a layer."""
+        """Same result as `packing.unpack` for the matrix `name` of a layer. Those of the feed-forward part
+        share memory: the next one overwrites it."""
 
 
 @dataclass(frozen=True)
@@ -192,64 +200,80 @@ class Weights:
         """The matrices of one layer, unpacked now or kept by `keep_dense`."""
         if self._dense_layers:
             return self._dense_layers[layer]
-        at = self.plan.layer_offsets[layer]
-        found = {}
-        for name, matrix in self.plan.layer(layer).items():
-            folded = self._folded[layer].get(name) if self._folded else None
-            packed = self.layers[at : at + matrix.bytes]
-            rows = self._rows[name]
-            if not rows:
-                found[name] = torch.empty(0, matrix.inner, dtype=torch.bfloat16, device=self.layers.device)
-            elif self.unpacker is not None:
-                found[name] = self.unpacker.unpack(name, packed, matrix, rows, folded)
-            else:
-                found[name] = unpack(packed, self._places[name], matrix, rows, folded)
-            at += matrix.bytes
-        if self.plan.shared_apart:
-            routed, shared = (found.pop(name).tensor_split(2) for name in ("gate_up", "shared_gate_up"))
-            found["gate_up"] = torch.cat((routed[0], shared[0], routed[1], shared[1]))
-            found["down"] = torch.cat((found["down"], found.pop("shared_down")))
-        if self.host is not None:
-            found["gate_up"], found["down"] = self._with_absent(layer, found["gate_up"], found["down"])
-        if self.plan.is_delta(layer):
-            return DenseLayer(found.pop("delta_in"), found.pop("delta_out"), **found)
-        gates = self.plan.gate_heads * self.plan.spec.head_dim
-        query_key = found.pop("query_key")
-        queries_keys, gate = torch.split(query_key, [len(query_key) - gates, gates])
-        return DenseLayer(
-            torch.cat((queries_keys, found.pop("value"))), **found, gate=gate if gates else None
-        )
+        mixer = self.mixer(layer)
+        gate_up, down = (part(layer).clone() for part in (self.gate_up, self.down))
+        return DenseLayer(mixer.qkv, mixer.output, mixer.gate, gate_up, down)
 
-    def _with_absent(self, layer: int, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrices of all experts of a layer, those in host memory copied to the device now."""
+    def mixer(self, layer: int) -> Mixer:
+        """What a layer begins with, as `dense` has it."""
+        if self._dense_layers:
+            return self._dense_layers[layer]
+        if self.plan.is_delta(layer):
+            return Mixer(self._unpacked(layer, "delta_in"), self._unpacked(layer, "delta_out"), None)
+        query_key, value, output = (self._unpacked(layer, name) for name in ("query_key", "value", "output"))
+        gates = self.plan.gate_heads * self.plan.spec.head_dim
+        queries_keys, gate = torch.split(query_key, [len(query_key) - gates, gates])
+        return Mixer(torch.cat((queries_keys, value)), output, gate if gates else None)
+
+    def gate_up(self, layer: int) -> Tensor:
+        """Gate and up of a layer, as `dense` has them. The next `gate_up` or `down` may overwrite it."""
+        if self._dense_layers:
+            return self._dense_layers[layer].gate_up
+        found = self._unpacked(layer, "gate_up")
+        if self.plan.shared_apart:
+            routed, shared = found.tensor_split(2), self._unpacked(layer, "shared_gate_up").tensor_split(2)
+            found = torch.cat((routed[0], shared[0], routed[1], shared[1]))
+        if self.host is not None:
+            stored = self.host.store.layers[layer]
+            found = self._with_absent(layer, found, (stored.gate, stored.up))
+        return found
+
+    def down(self, layer: int) -> Tensor:
+        """The down projection of a layer, likewise."""
+        if self._dense_layers:
+            return self._dense_layers[layer].down
+        found = self._unpacked(layer, "down")
+        if self.plan.shared_apart:
+            found = torch.cat((found, self._unpacked(layer, "shared_down")))
+        if self.host is not None:
+            found = self._with_absent(layer, found, (self.host.store.layers[layer].down,))
+        return found
+
+    def _unpacked(self, layer: int, name: str) -> Tensor:
+        matrices, at = self.plan.layer(layer), self.plan.layer_offsets[layer]
+        for before in itertools.takewhile(lambda each: each != name, matrices):
+            at += matrices[before].bytes
+        matrix, rows = matrices[name], self._rows[name]
+        if not rows:
+            return torch.empty(0, matrix.inner, dtype=torch.bfloat16, device=self.layers.device)
+        packed = self.layers[at : at + matrix.bytes]
+        folded = self._folded[layer].get(name) if self._folded else None
+        if self.unpacker is not None:
+            return self.unpacker.unpack(name, packed, matrix, rows, folded)
+        return unpack(packed, self._places[name], matrix, rows, folded)
+
+    def _with_absent(self, layer: int, present: Tensor, tables: Sequence[ExpertTable]) -> Tensor:
+        """A matrix of all experts of a layer, those in host memory copied to the device now."""
         experts, host = self.plan.spec.experts, self.host
         assert experts is not None
         assert host is not None
-        stored, device = host.store.layers[layer], down.device
+        device, parts, columns = present.device, len(tables), present.shape[1]
         shared = range(experts.count, all_experts(experts))
         held = torch.tensor([*host.resident[layer], *shared], dtype=torch.int64, device=device)
-
         absent = host.absent(layer, experts)
         places = torch.tensor(absent, device=device)
-
-        def joined(present: Tensor, tables: Sequence[ExpertTable]) -> Tensor:
-            columns, parts = present.shape[1], len(tables)
-            present = present.view(parts, len(held), -1 if len(held) else 0, columns)
-            height = tables[0].rows.shape[0] // experts.count
-            full = torch.empty(
-                parts, all_experts(experts), height, columns, dtype=torch.bfloat16, device=device
-            )
-            if len(held):
-                full[:, held] = present
-            for first in range(0, len(absent), _EXPERTS_AT_ONCE):
-                some = absent[first : first + _EXPERTS_AT_ONCE]
-                for part, table in enumerate(tables):
-                    found = from_bytes(self._uploader.rows(table, some, experts.count), table.kind)
-                    dense = _as_tensor(found).view(len(some), height, columns).to(torch.bfloat16)
-                    full[part].index_copy_(0, places[first : first + _EXPERTS_AT_ONCE], dense)
-            return full.view(-1, columns)
-
-        return joined(gate_up, (stored.gate, stored.up)), joined(down, (stored.down,))
+        present = present.view(parts, len(held), -1 if len(held) else 0, columns)
+        height = tables[0].rows.shape[0] // experts.count
+        full = torch.empty(parts, all_experts(experts), height, columns, dtype=torch.bfloat16, device=device)
+        if len(held):
+            full[:, held] = present
+        for first in range(0, len(absent), _EXPERTS_AT_ONCE):
+            some = absent[first : first + _EXPERTS_AT_ONCE]
+            for part, table in enumerate(tables):
+                found = from_bytes(self._uploader.rows(table, some, experts.count), table.kind)
+                dense = _as_tensor(found).view(len(some), height, columns).to(torch.bfloat16)
+                full[part].index_copy_(0, places[first : first + _EXPERTS_AT_ONCE], dense)
+        return full.view(-1, columns)
 
     def place_expert(self, layer: int, slot: int, expert: int) -> None:
         """Put an expert at a position in GPU memory, in place of the one there. The kernel learns of it by
