@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ from keystroke.engine.checkpoint.rope import extend_context
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.driver import GpuLauncher, compile_all, compile_kernel
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.plan import Precision, StepShape
+from keystroke.engine.cuda.plan import Formats, Precision, StepShape
+from keystroke.engine.cuda.stored import typical_formats
 from keystroke.engine.cuda.weights import random_plan, random_weights
 from keystroke.errors import KeystrokeError
 
@@ -80,6 +81,11 @@ class KernelPart:
     cases: tuple[KernelCase, ...]
     precision: Precision = "bf16"
     kv_tokens: int = 8192
+    compact: bool = False  # Q4_K in FOUR_K where the feed-forward part has it
+
+    @property
+    def formats(self) -> Formats | None:
+        return typical_formats(self.spec).compacted() if self.compact else None
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -114,6 +120,10 @@ PARTS = {
     "mellum2": KernelPart(MELLUM2, (KernelCase(1024), KernelCase(1024, 8)), "stored"),
     "hybrid-35b": KernelPart(QWEN_35B_HYBRID, (KernelCase(1024),), "stored"),
     "hybrid-27b": KernelPart(QWEN_27B_HYBRID, (KernelCase(1024),), "stored"),
+}
+PARTS |= {
+    f"{name}-compact": replace(PARTS[stored], compact=True)
+    for name, stored in (("moe-30b", "moe-30b"), ("hybrid-27b", "hybrid-27b"), ("1.5b", "1.5b-stored"))
 }
 
 
@@ -180,7 +190,7 @@ class KernelTiming:
 
 def measure(name: str, tried: list[str], without: set[str]) -> Iterator[dict[str, Any]]:
     part = PARTS[name]
-    weights = random_weights(part.spec, part.precision, DEVICE, blocks())
+    weights = random_weights(part.spec, part.precision, DEVICE, blocks(), stored=part.formats)
     launcher = VariantLauncher(weights.plan, DEVICE)
     launcher.use("")
     engine = CudaEngine(weights, launcher, part.kv_tokens)
@@ -243,7 +253,7 @@ def child(name: str, tried: list[str], without: set[str]) -> None:
 def compile_variants(names: list[str], tried: list[str], count: int = 132) -> None:
     wanted = []
     for part in (PARTS[name] for name in names):
-        plan = random_plan(part.spec, part.precision, count)
+        plan = random_plan(part.spec, part.precision, count, stored=part.formats)
         for case in part.cases:
             macros = plan.macros(case.tiles, shape=plan.shape(case.rows, case.context))
             wanted += [{**macros, **macros_of(each)} for each in variants(part, tried)]

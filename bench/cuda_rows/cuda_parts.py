@@ -45,6 +45,7 @@ from keystroke.engine.cuda.plan import (
 )
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse, supports_sparse
+from keystroke.engine.cuda.stored import typical_formats
 from keystroke.engine.cuda.target import Target
 from keystroke.engine.cuda.weights import random_plan, random_weights
 from keystroke.engine.generation import Generation, GenerationParams
@@ -593,6 +594,13 @@ PARTS = {
         "stored",
         kv_tokens=65_536,
         file="qwen3.6-27b",
+    ),
+    # The experts in 4.6 bits a weight, as cards with 24 GB hold them.
+    "moe-30b-compact": Part(
+        QWEN3_CODER_30B,
+        (decode, verify, partial(prefill, context=8192)),
+        "stored",
+        formats=typical_formats(QWEN3_CODER_30B).compacted(),
     ),
     # What GPUs without bulk copies and with less shared memory run, on this one: their code, not their speed.
     "1.5b-sm_80": Part(QWEN_1_5B, (decode, verify, together, partial(decode, context=8192)), target="sm_80"),

@@ -41,7 +41,8 @@ from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cores import usable_cores
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.gpu import choose_resident
+from keystroke.engine.cuda.gpu import fit_plan
+from keystroke.engine.cuda.plan import Plan
 from keystroke.engine.cuda.stored import Codes
 from keystroke.engine.cuda.weights import (
     build_weights,
@@ -125,8 +126,7 @@ def host_bandwidth(store: ExpertStore) -> float:
     return sum(part.nbytes for part in parts) / statistics.median(times)
 
 
-def engine_of(spec: ModelSpec, store: ExpertStore, resident: int | None) -> CudaEngine:
-    plan = replace(random_plan(spec, "stored", blocks()), resident=resident)
+def engine_of(plan: Plan, store: ExpertStore) -> CudaEngine:
     generator = torch.Generator(device=DEVICE).manual_seed(0)
 
     def source(name: str, shape: tuple[int, ...]) -> torch.Tensor | Codes:
@@ -134,14 +134,14 @@ def engine_of(spec: ModelSpec, store: ExpertStore, resident: int | None) -> Cuda
             return random_codes((shape[0], shape[1]), generator)
         return random_tensor(name, shape, generator)
 
-    host = None if resident is None else place_experts(plan, store)
+    host = None if plan.resident is None else place_experts(plan, store)
     return CudaEngine(build_weights(plan, source, DEVICE, host), GpuLauncher(plan, DEVICE), KV_TOKENS)
 
 
-def measure(spec: ModelSpec, store: ExpertStore, resident: int | None, mode: str, limits: Limits) -> Json:
-    experts = spec.experts
+def measure(plan: Plan, store: ExpertStore, mode: str, limits: Limits) -> Json:
+    experts, resident = plan.spec.experts, plan.resident
     assert experts is not None
-    with engine_of(spec, store, resident) as engine:
+    with engine_of(plan, store) as engine:
         run = Run(engine, limits.gpu)
         for text in (run.text, run.text[CONTEXT:]):  # the first compiles kernels
             began = time.perf_counter()
@@ -191,16 +191,16 @@ def main() -> None:
     store = random_store(spec)
     limits = Limits(float(told), host_bandwidth(store))
     plan = random_plan(spec, "stored", blocks())
-    wanted: list[tuple[str, int | None]] = [("all experts on the host", 0)]
+    wanted = [("all experts on the host", replace(plan, resident=0))]
     for size in MEMORY:
         room = int(size * 1e9 * _SHARE)
-        wanted.append((f"experts on {size} GB", choose_resident(plan, "auto", room, int(size * 1e9))))
+        wanted.append((f"experts on {size} GB", fit_plan(plan, "auto", room, int(size * 1e9))))
     only = os.environ.get("MOE_HOST", "").split(",")  # of a short run: host, 8, 12 ...
-    for mode, resident in wanted:
+    for mode, fitted in wanted:
         if only[0] and not any(f" {each} GB" in mode or mode.endswith(each) for each in only):
             continue
         try:
-            say(measure(spec, store, resident, mode, limits))
+            say(measure(fitted, store, mode, limits))
         except Exception as error:
             traceback.print_exc()
             say({"part": "moe-host", "row": mode, "error": f"{type(error).__name__}: {error}"[:300]})

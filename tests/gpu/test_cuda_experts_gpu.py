@@ -45,18 +45,41 @@ SPEC = replace(
 Loaded = tuple[CudaEngine, dict[str, Tensor]]
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[Loaded]:
+def given_and_truth() -> tuple[dict[str, Tensor | Codes], dict[str, Tensor]]:
     generator = torch.Generator(device=DEVICE).manual_seed(5)
     given: dict[str, Tensor | Codes] = {}
     for name, shape in tensor_shapes(SPEC).items():
         stored = len(shape) == 2 and not name.endswith("mlp.gate.weight")
         given[name] = random_codes(shape, generator) if stored else random_tensor(name, shape, generator)  # type: ignore[arg-type]
     truth = {name: each.weights() if isinstance(each, Codes) else each for name, each in given.items()}
-    plan = Plan(SPEC, "stored", blocks(), stored=typical_formats(SPEC))
+    return given, truth
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["usual", "compact"])
+def model(request: pytest.FixtureRequest) -> Iterator[Loaded]:
+    given, truth = given_and_truth()
+    usual = typical_formats(SPEC)
+    plan = Plan(SPEC, "stored", blocks(), stored=usual.compacted() if request.param else usual)
     weights = build_weights(plan, lambda name, _: given[name], DEVICE)
     with CudaEngine(weights, GpuLauncher(plan, DEVICE), 16_384) as engine:
         yield engine, truth
+
+
+def test_both_packings_of_q4_k_have_the_same_bits() -> None:
+    given, _ = given_and_truth()
+    usual, prompt, found = typical_formats(SPEC), text(1100), []
+    for formats in (usual, usual.compacted()):
+        plan = Plan(SPEC, "stored", blocks(), stored=formats)
+        weights = build_weights(plan, lambda name, _: given[name], DEVICE)
+        with CudaEngine(weights, GpuLauncher(plan, DEVICE), 16_384) as engine, engine.session() as session:
+            for rows in (1, 16):
+                session.extend(prompt[:-rows])
+                session.step(sampling=PROBE)
+                session.extend(prompt)
+                session.step(sampling=PROBE)
+                found.append(engine._stepper.logits[:rows].clone())
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
 
 
 def test_logits_are_nearer_the_stored_weights_than_plain_bf16(model: Loaded) -> None:

@@ -32,7 +32,10 @@ SPEC = replace(QUANTISED, name="stored", layers=3)
 OTHERS = Formats(SIX_OFFSET, EIGHT_OFFSET, EIGHT, SIX, EIGHT, EIGHT_OFFSET, SIX, frozenset({1}))
 
 
-@pytest.fixture(scope="module", params=[typical_formats(SPEC), OTHERS], ids=["usual", "others"])
+USUAL = typical_formats(SPEC)
+
+
+@pytest.fixture(scope="module", params=[USUAL, USUAL.compacted(), OTHERS], ids=["usual", "compact", "others"])
 def model(request: pytest.FixtureRequest) -> Iterator[tuple[CudaEngine, dict[str, Tensor]]]:
     generator = torch.Generator(device=DEVICE).manual_seed(3)
     given: dict[str, Tensor | Codes] = {}
