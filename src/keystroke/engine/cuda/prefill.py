@@ -19,7 +19,7 @@ from keystroke.engine.cuda.prefill_attention import PIECE, attend, piece_starts
 from keystroke.engine.cuda.prefill_delta import DeltaRows, RecurrentSlot, read_rows
 from keystroke.engine.cuda.prefill_experts import feed_forward
 from keystroke.engine.cuda.prefill_kernels import KernelOps, Portion, PrefillOps, TorchOps
-from keystroke.engine.cuda.weights import Mixer, Weights
+from keystroke.engine.cuda.weights import DenseMixer, Weights
 
 PORTION = 8192  # tokens at most
 WORK = 110e12  # operations of one portion: 0.2 s on an H200, the longest delay of an interrupt
@@ -141,7 +141,7 @@ class Prefill:
         return found
 
     def _read_recurrently(
-        self, h: Tensor, mixer: Mixer, layer: int, start: int, slot: RecurrentSlot | None
+        self, h: Tensor, mixer: DenseMixer, layer: int, start: int, slot: RecurrentSlot | None
     ) -> Tensor:
         weights, spec = self._weights, self._weights.plan.spec
         assert spec.delta is not None

@@ -68,7 +68,7 @@ Source = Callable[[str, tuple[int, ...]], Tensor | Codes]  # a tensor by its Hug
 
 
 @dataclass(frozen=True)
-class Mixer:
+class DenseMixer:
     """The matrices of attention or of a delta net, for prefill."""
 
     qkv: Tensor  # of a delta net: queries, keys and values before the convolution, then gates
@@ -77,7 +77,7 @@ class Mixer:
 
 
 @dataclass(frozen=True)
-class DenseLayer(Mixer):
+class DenseLayer(DenseMixer):
     """One layer as plain matrices."""
 
     gate_up: Tensor
@@ -204,16 +204,16 @@ class Weights:
         gate_up, down = (part(layer).clone() for part in (self.gate_up, self.down))
         return DenseLayer(mixer.qkv, mixer.output, mixer.gate, gate_up, down)
 
-    def mixer(self, layer: int) -> Mixer:
+    def mixer(self, layer: int) -> DenseMixer:
         """What a layer begins with, as `dense` has it."""
         if self._dense_layers:
             return self._dense_layers[layer]
         if self.plan.is_delta(layer):
-            return Mixer(self._unpacked(layer, "delta_in"), self._unpacked(layer, "delta_out"), None)
+            return DenseMixer(self._unpacked(layer, "delta_in"), self._unpacked(layer, "delta_out"), None)
         query_key, value, output = (self._unpacked(layer, name) for name in ("query_key", "value", "output"))
         gates = self.plan.gate_heads * self.plan.spec.head_dim
         queries_keys, gate = torch.split(query_key, [len(query_key) - gates, gates])
-        return Mixer(torch.cat((queries_keys, value)), output, gate if gates else None)
+        return DenseMixer(torch.cat((queries_keys, value)), output, gate if gates else None)
 
     def gate_up(self, layer: int) -> Tensor:
         """Gate and up of a layer, as `dense` has them. The next `gate_up` or `down` may overwrite it."""
