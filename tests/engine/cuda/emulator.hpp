@@ -15,6 +15,9 @@
 #include <cstring>
 #include <vector>
 
+#ifndef BLOCK_THREADS
+#define BLOCK_THREADS 288
+#endif
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -141,7 +144,7 @@ struct Block {
   int index = 0;
   u8* memory = nullptr;
   Meeting all, computing, halves[2];
-  Warp warps[9];
+  Warp warps[BLOCK_THREADS / 32];
   u32 used = 0;  // of the barriers; the word in shared memory says which is meant
   Counter barriers[256];
 };
@@ -284,7 +287,7 @@ static struct { ThreadIndex x; } threadIdx;
 static struct { BlockIndex x; } blockIdx;
 static struct { GridSize x; } gridDim;
 
-DEVICE void __syncthreads() { emulator::meet(emulator::me->block->all, 288); }
+DEVICE void __syncthreads() { emulator::meet(emulator::me->block->all, BLOCK_THREADS); }
 DEVICE void compute_sync() { emulator::meet(emulator::me->block->computing, 256); }
 DEVICE void half_sync(int half) { emulator::meet(emulator::me->block->halves[half], 128); }
 DEVICE void warp_sync() { emulator::exchange(nullptr, 0); }

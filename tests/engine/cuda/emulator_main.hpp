@@ -14,7 +14,7 @@ static void enter() {
   emulator::leave();
 }
 // Stacks begin in different lines of the cache: one a multiple of 4096 after the other, they would drive each other out.
-enum { THREADS = 288, STACK = (32 << 10) + 320, GUARD = 64 };
+enum { THREADS = BLOCK_THREADS, ALL_WARPS = THREADS / 32, STACK = (32 << 10) + 320, GUARD = 64 };
 // A block, its computing warps, its streaming warp, or one warp, held back for up to 270 rounds or until nobody else can go on.
 struct Stall {
   static inline int every = 0;  // rounds from one to the next, on average; 0: there are none
@@ -27,9 +27,9 @@ struct Stall {
       if (!left) held.assign(held.size(), false);
     } else if (every && draw() % every == 0) {
       left = 20 + draw() % 250;
-      const int block = draw() % blocks, kind = draw() % 4, one = draw() % 9;
-      for (int warp = 0; warp < 9; ++warp)
-        held[block * 9 + warp] = kind == 0 || (kind == 1 && warp < 8) || (kind == 2 && warp == 8) || (kind == 3 && warp == one);
+      const int block = draw() % blocks, kind = draw() % 4, one = draw() % ALL_WARPS;
+      for (int warp = 0; warp < ALL_WARPS; ++warp)
+        held[block * ALL_WARPS + warp] = kind == 0 || (kind == 1 && warp < 8) || (kind == 2 && warp == 8) || (kind == 3 && warp == one);
     }
   }
 };

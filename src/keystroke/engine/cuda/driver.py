@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from keystroke.engine.cuda.draft import DraftParameters, HeadPlan
-from keystroke.engine.cuda.plan import NEAR, Bucket, Plan, StepShape
+from keystroke.engine.cuda.plan import NEAR, THREADS, Bucket, Plan, StepShape
 from keystroke.engine.cuda.step import Parameters
 from keystroke.engine.cuda.target import HOPPER, Target, nearest_supported
 from keystroke.errors import EngineError, ModelError
 
-_THREADS = 288  # of a block: eight warps that compute, one that streams
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 DECODE_PARTS = (  # in order of dependence
     "copies.cuh",
@@ -36,6 +35,7 @@ DECODE_PARTS = (  # in order of dependence
     "delta.cuh",
     "host_experts.cuh",
     "experts.cuh",
+    "early_scores.cuh",
     "attention.cuh",
     "selection.cuh",
     "combine.cuh",
@@ -110,7 +110,7 @@ class GpuLauncher:
         key = (bucket.tiles_n, sparse, shape)
         function = self._functions.get(key) or self.prepare(*key)
         stream = self._gpu.enter()
-        sizes = (self.blocks, 1, 1, _THREADS, 1, 1, self._plan.target.shared_bytes)
+        sizes = (self.blocks, 1, 1, self._plan.threads, 1, 1, self._plan.target.shared_bytes)
         self._gpu.call("cuLaunchCooperativeKernel", function, *sizes, stream, _argument_array(parameters))
 
     def prepare(self, tiles_n: int, sparse: bool = False, shape: StepShape = "any") -> ctypes.c_void_p:
@@ -153,7 +153,7 @@ class GpuDraftLauncher:
 
     def launch(self, parameters: DraftParameters) -> None:
         stream = self._gpu.enter()
-        sizes = (self._blocks, 1, 1, _THREADS, 1, 1, self._shared)
+        sizes = (self._blocks, 1, 1, THREADS, 1, 1, self._shared)
         self._gpu.call(
             "cuLaunchCooperativeKernel", self._function, *sizes, stream, _argument_array(parameters)
         )

@@ -105,6 +105,7 @@ def weight_bytes(plan: Plan) -> int:
         plan.packed_bytes
         + spec.vocab_size * spec.hidden * 2
         + routers
+        + plan.early_bytes
         + spec.context_length * spec.head_dim * 4
     )
 

@@ -54,10 +54,15 @@ def _with_tails(body: Tensor, scale: Tensor, bias: Tensor | None, order: Tensor,
 
 
 def unpack(
-    packed: Tensor, places: Tensor | None, matrix: Matrix, rows: int, folded: Tensor | None = None
+    packed: Tensor,
+    places: Tensor | None,
+    matrix: Matrix,
+    rows: int,
+    folded: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """The bf16 weight [rows, columns] of `packed`; `places` are the `row_positions` of its order. `folded`
-    [tiles, 16] are factors of its rows to divide out."""
+    """The weight [rows, columns] of `packed`; `places` are the `row_positions` of its order. `folded`
+    [tiles, 16] are factors of its rows to divide out. What is stored in 16 bits stays in bf16."""
     data = packed.view(matrix.split, matrix.tiles, matrix.unit_bytes)
     body = data[..., : matrix.blocks * BLOCK_BYTES[matrix.format]]
     if matrix.format == 0:
@@ -74,9 +79,7 @@ def unpack(
             values = opened(body.reshape(matrix.units, -1), matrix)
             values = values.view(matrix.split, matrix.tiles, 16, -1).permute(1, 2, 0, 3)
         values = values.view(matrix.tiles, 16, matrix.split, matrix.inner)
-        table = torch.mul(
-            values, scale, out=torch.empty(values.shape, dtype=torch.bfloat16, device=packed.device)
-        )
+        table = torch.mul(values, scale, out=torch.empty(values.shape, dtype=dtype, device=packed.device))
     table = table.view(matrix.tiles * 16, matrix.split * matrix.inner)
     return table[:rows] if places is None else table[places]
 

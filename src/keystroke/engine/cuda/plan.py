@@ -45,6 +45,7 @@ _ENOUGH_STAGES = 4
 _LARGE_LAYER = 1_500_000  # bytes per block from which a layer is bound by bandwidth
 _SMALL_LAYER = 262_144  # bytes per block up to which synchronisation dominates, so tagged values pay
 WARPS = 8  # compute warps of a block
+THREADS = 288  # of a block: those warps and one that streams; early scores have a warp of their own
 CONTROL_WORDS = 7 + 16 * MAX_ROWS
 FILTER_BINS = (6, 1024)  # top-k and top-p: three passes each, ten bits of a key per pass
 _SELECTION_BYTES = 4_096
@@ -52,6 +53,9 @@ _SHARES_BYTES = 2 * 16 * 48  # attention work assigned to a block
 _LONGEST_INNER = 3_712  # of a split unit: 16 rows of it leave room for the ring
 _NARROW = 512
 _BUCKETS = (1, 2, 4, 8, 16, 32)
+EARLY_SCORES = 8  # that a block computes at a time
+EARLY_COLUMNS = 32  # of the matrices that give them, in one piece
+_EARLY_FEW = 2  # rows that every block normalises for itself
 LOGGED_ROWS = 8  # of one sequence of a hybrid model in a step: as many as the next step may have to repeat
 
 
@@ -133,6 +137,16 @@ class Bucket:
     x_stride: int
     ring_offset: int
     stages: int
+
+
+@dataclass(frozen=True)
+class EarlyScores:
+    """How blocks share the scores of experts that are computed before attention's output is in the residual
+    stream (kernels/early_scores.cuh): each has a part of the columns, and of at most one group of scores."""
+
+    groups: int
+    before: int  # columns of the row before attention in one part
+    behind: int  # columns of what attention gives in one part, at most
 
 
 @dataclass(frozen=True)
@@ -479,6 +493,8 @@ class Plan:
         layers = range(self.spec.layers)
         matrices = sum(self.layer(index)[name].bytes for index in layers for name in ("gate_up", "down"))
         routers = self.spec.layers * all_experts(experts) * self.spec.hidden * 4
+        if self.early_scores is not None:
+            routers = self.early_bytes
         slots = self.expert_slots
         unread = slots * (experts.count - experts.top) // experts.count  # of experts used equally often
         if self.resident is None:
@@ -527,6 +543,56 @@ class Plan:
             return "any"
         return "near" if reach < NEAR else "far"
 
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return THREADS if self.early_scores is None else THREADS + 32
+
+    @cached_property
+    def early_scores(self) -> EarlyScores | None:
+        """How experts are scored early; None if they are not. Router biases need the norm first, the host
+        needs the normalised rows, and with several groups of scores for a block it takes longer than it
+        saves."""
+        spec, experts, split = self.spec, self.spec.experts, self.output.split
+        if experts is None or experts.router_bias or experts.bias or self.resident is not None:
+            return None
+        before, behind = spec.hidden // split, self._mixed_width // split
+        if self.formats.query_key == BF16 or spec.hidden % (split * EARLY_COLUMNS) or behind % EARLY_COLUMNS:
+            return None
+        groups = -(-all_experts(experts) // EARLY_SCORES)
+        if groups > min(*self._sharers(whole=True), *self._sharers(whole=False)):
+            return None
+        return EarlyScores(groups, before, behind)
+
+    def _sharers(self, *, whole: bool) -> list[int]:
+        """Of how many blocks each part of the O projection is the first that they have; `whole`: where
+        shares do not cross parts, as in some of the kernels."""
+        units, tiles, blocks = self.output.units, self.output.tiles, self.blocks
+        together = WARPS if self._multiplied_alone(self.output) else 1
+        each = _whole_share(units, tiles, together, blocks) if whole else 0
+        found = [0] * self.output.split
+        for block in range(blocks):
+            low = block * each if each else block * units // blocks
+            high = low + each if each else (block + 1) * units // blocks
+            if low < min(high, units):
+                found[low // tiles] += 1
+        return found
+
+    @property
+    def early_bytes(self) -> int:
+        """Bytes of the matrices that give early scores."""
+        early = self.early_scores
+        if early is None:
+            return 0
+        return (
+            2
+            * self.spec.layers
+            * early.groups
+            * EARLY_SCORES
+            * (early.before + early.behind)
+            * self.output.split
+        )
+
     def macros(self, tiles_n: int, sparse: bool = False, shape: StepShape = "any") -> dict[str, str]:
         spec = self.spec
         formats = self.formats
@@ -563,6 +629,8 @@ class Plan:
             "LENT": self.lent_stages(tiles_n) if sparse else 0,
             "VALUE_PARTS": self.value_parts(tiles_n) if sparse else 1,
         }
+        if self.early_scores is not None:
+            macros |= {"EARLY": 1, "BLOCK_THREADS": self.threads}
         if shape != "any":
             whole = self.bucket(1).x_stride >= self.inner_width + PAD
             macros |= {"SINGLE": 1 + (shape == "far"), "WHOLE": int(whole)}
@@ -708,6 +776,9 @@ class Plan:
         """Offset in shared memory of the rows of a step of this size."""
         columns = 8 * _tiles(rows)
         rope_at = _round_up(CONTROL_WORDS * 4) + 128 + 256 + 640 + _SHARES_BYTES + self._routing_bytes
+        if (early := self.early_scores) is not None:
+            assert self.spec.experts is not None
+            rope_at += 128 + _round_up(4 * self.spec.experts.count + 2 * _EARLY_FEW * early.before)
         scratch_at = rope_at + columns * self.spec.head_dim // 2 * 8 * self._rotary_tables
         buffers = {8: 4, 16: 3, 32: 2}[columns]
         sums = buffers * WARPS * 16 * (columns + 4) * 4
@@ -745,6 +816,18 @@ def _runs(experts: ExpertsSpec) -> bool:
     biased = experts.bias or experts.router_bias
     plain = replace(experts, router_bias=False, bias=False, limit=0.0, shared=0, shared_gate=False)
     return plain.is_plain and shared and not (experts.shared and biased)
+
+
+def _whole_share(units: int, part: int, together: int, blocks: int) -> int:
+    """The same as in kernels/worker.cuh."""
+    least = -(-units // blocks)
+    rounds = -(-least // together)
+    for each in range(least, (5 * least + 4) // 4 + 1):
+        if -(-each // together) != rounds:
+            break
+        if part % each == 0:
+            return each
+    return 0
 
 
 def all_experts(experts: ExpertsSpec) -> int:

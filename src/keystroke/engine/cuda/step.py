@@ -21,6 +21,7 @@ from keystroke.engine.cuda.plan import (
     BF16,
     CHUNK,
     CONTROL_WORDS,
+    EARLY_SCORES,
     FILTER_BINS,
     MAX_ROWS,
     NEAR,
@@ -47,6 +48,7 @@ _EXPERTS = ("routers", "router_biases", "expert_scores", "sinks", "window_rope",
 _DELTA_WEIGHTS = ("delta_heads", "convolutions", "delta_decays", "delta_biases", "delta_norms")
 _HYBRID = ("gates", *_DELTA_WEIGHTS, "states", "logs", "delta_results")
 _HOST_EXPERTS = ("placement", "uses", "mail", "mail_rows", "mail_sums")
+_EARLY = ("early_before", "early_behind", "early_scales", "early_scores", "early_rows", "early_norms")
 _POINTERS = (*_WEIGHTS, *_CACHE, *_ROWS, *_ROWS_TAGGED, *_CHOICE, *_SPARSE, *_HOST, *_EXPERTS)
 _STRIDES = ("table_stride", "partial_stride", "x_stride", "stages", "ring_offset", "in_flight")
 _NUMBERS = (*_STRIDES, "direct_rows", "fused_rows")
@@ -68,6 +70,7 @@ class Parameters(ctypes.Structure):
         ("feature_layers", ctypes.c_int * 4),
         *((name, ctypes.c_void_p) for name in (*_HYBRID, *_HOST_EXPERTS)),
         ("resident", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in _EARLY),
     ]
 
 
@@ -244,6 +247,15 @@ class Stepper:
                 "states": recurrent[0],
                 "logs": recurrent[1],
                 "delta_results": floats(rows, delta_width),
+            }
+        if (early := self.plan.early_scores) is not None:
+            self._buffers |= {
+                "early_before": weights.early.before,
+                "early_behind": weights.early.behind,
+                "early_scales": weights.early.scales,
+                "early_scores": floats(MAX_ROWS, self.plan.output.split, early.groups * EARLY_SCORES),
+                "early_rows": halves(rows, spec.hidden),
+                "early_norms": floats(2, MAX_ROWS, 2),
             }
         self.experts: ExpertServer | None = None
         if weights.host is not None:

@@ -27,6 +27,7 @@ from keystroke.engine.checkpoint.spec import (
     ModelSpec,
 )
 from keystroke.engine.cuda.code_packing import concatenate, shift_zero
+from keystroke.engine.cuda.early_router import EarlyRouter
 from keystroke.engine.cuda.expert_upload import ExpertUploader
 from keystroke.engine.cuda.expert_use import Uses, hottest, read_profile, write_profile
 from keystroke.engine.cuda.packing import (
@@ -160,6 +161,7 @@ class Weights:
     routers: Tensor  # float32 [layers, experts, hidden] of a mixture; otherwise empty
     router_biases: Tensor  # float32 [layers, experts]
     sinks: Tensor  # float32 [layers, heads], times log2(e); empty if the model has none
+    early: EarlyRouter
     delta: DeltaWeights | None = None
     host: HostExperts | None = None  # of a mixture of which the GPU holds a part
 
@@ -327,7 +329,8 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.layers, self.head, self.embedding, self.norms, self.qk_norms, self.rope, self.routers)
+        tensors = [self.layers, self.head, self.embedding, self.norms, self.qk_norms, self.rope, self.routers]
+        tensors += [self.early.before, self.early.behind]
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def info(self) -> ModelInfo:
@@ -493,6 +496,7 @@ def _build(plan: Plan, source: Source, device: torch.device, host: HostExperts |
     gates = 2 if spec.gated_attention else 1
     router_biases = torch.zeros(routers.shape[:2], device=device)
     sinks = torch.zeros(spec.layers, spec.heads if spec.sinks else 0, device=device)
+    early = EarlyRouter.empty(plan, device)
     qkv, mlp = spec.qkv_bias, experts.bias if experts else spec.mlp_bias
     biased = {"query_key": qkv, "value": qkv, "output": spec.o_bias, "gate_up": mlp, "down": mlp}
 
@@ -547,7 +551,11 @@ def _build(plan: Plan, source: Source, device: torch.device, host: HostExperts |
             if host is not None and name in ("gate_up", "down"):
                 taken = _expert_rows(plan, name, host.resident[layer]).to(device)
                 weight, bias = _take_rows(weight, taken), None if bias is None else bias[taken]
-            _pack_into(layers[offset : offset + matrix.bytes], weight, bias, orders[name], matrix)
+            packed = layers[offset : offset + matrix.bytes]
+            _pack_into(packed, weight, bias, orders[name], matrix)
+            if name in ("output", "delta_out") and plan.early_scores is not None:
+                # As the kernel multiplies with it.
+                output = unpack(packed, None, matrix, spec.hidden, dtype=torch.float32)
             offset += matrix.bytes
         if experts is not None:
             router = source(f"{at}.mlp.gate.weight", (experts.count, spec.hidden))
@@ -564,6 +572,8 @@ def _build(plan: Plan, source: Source, device: torch.device, host: HostExperts |
         all_biases.append(biases)
         norms[2 * layer] = vector(f"{at}.input_layernorm.weight", spec.hidden)
         norms[2 * layer + 1] = vector(f"{at}.post_attention_layernorm.weight", spec.hidden)
+        if plan.early_scores is not None:
+            early.put(layer, routers[layer], norms[2 * layer + 1], output)
         if spec.qk_norm and not plan.is_delta(layer):
             for i, each in enumerate("qk"):
                 norm = vector(f"{at}.self_attn.{each}_norm.weight", spec.head_dim)
@@ -587,6 +597,7 @@ def _build(plan: Plan, source: Source, device: torch.device, host: HostExperts |
         routers,
         router_biases,
         sinks,
+        early,
         delta,
         host,
     )

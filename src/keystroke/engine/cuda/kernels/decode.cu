@@ -68,7 +68,6 @@ DEVICE void read_recurrently(Worker& w, int delta) {
   mark(w);
 }
 #else
-DEVICE bool is_delta(int) { return false; }
 DEVICE void read_recurrently(Worker&, int) {}
 #endif
 
@@ -78,6 +77,7 @@ DEVICE void compute(Worker& w) {
   for (int layer = 0; layer < LAYERS; ++layer) {
     const int sums = 1 + layer * SUMS_PER_LAYER;  // in the residual stream so far
     w.tag = w.tags ? tag_of(layer) : 0;
+    w.parity = layer & 1;
 #if SINGLE
     w.layer_tag = LAYERS > 1 ? tag_of(layer) : 0;
 #endif
@@ -92,8 +92,9 @@ DEVICE void compute(Worker& w) {
     if (!announces_sums_early()) arrive_early(w);
     refresh(w);
 #if EXPERTS
-    const float bias = router_bias(w, layer, blockIdx.x);  // asked for before the wait
+    const float bias = EARLY ? 0.0f : router_bias(w, layer, blockIdx.x);  // asked for before the wait
 #endif
+    wait_early_scores(w, BEHIND_ATTENTION);  // the operand was read
     normalise(w, layer * 2 + 1, sums + O_SPLIT, GATE_UP);
     const bool read = GUARDED || (MIXTURE && tags_activations(w));  // announced here, not behind gate and up
     if (read) arrive_early(w);
@@ -145,7 +146,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
   const int thread = threadIdx.x;
   Control* control = (Control*)memory;
   u64* barriers = (u64*)(memory + BARRIERS_AT);
-  for (int i = thread; i < CONTROL_WORDS; i += 288) ((int*)control)[i] = ((const volatile int*)p.control)[i];
+  for (int i = thread; i < CONTROL_WORDS; i += BLOCK_THREADS) ((int*)control)[i] = ((const volatile int*)p.control)[i];
   if (thread < 32) ((float*)(memory + SMALL_AT))[ZEROS_AT + thread] = 0.0f;
   if (thread == 0) {
     for (int i = 0; i < p.stages; ++i) {
@@ -161,15 +162,19 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       barrier_init((u64*)(memory + BROUGHT_AT) + i, ASKERS * (i < WARPS ? 1 : i < BROUGHT - 1 ? GATHERED : 2));
     barrier_init((u64*)(memory + ARRIVAL_AT), BULK ? 1 : COMPUTE);
     barrier_init((u64*)(memory + ROUTED_AT), 1);
+#if EARLY
+    for (int i = 0; i < 2 * EARLY_STEPS; ++i) barrier_init((u64*)(memory + EARLY_AT) + i, 1);
+    *(EarlyShare*)(memory + EARLY_SHARE_AT) = EarlyShare{0, 0};
+#endif
     barrier_init_visible();
   }
   Span* spans = (Span*)(memory + SPANS_AT);
   if (thread == 32) {
     *(u32*)(memory + PLACE_AT) = 0;
     spans[QKV] = share_qkv(blockIdx.x);
-    spans[OUTPUT] = share_parts(Output::units, HIDDEN / 16, O_ALONE ? WARPS : 1, OUTPUT);
-    spans[GATE_UP] = share_parts(USED_EXPERTS * GateUp::units, GateUp::units, 1, GATE_UP);  // of several rows of a mixture: set anew in each layer
-    spans[DOWN] = share_parts(USED_EXPERTS * Down::units, MIXTURE ? Down::units : HIDDEN / 16, MIXTURE && Down::blocks < 3 * WARPS ? WARPS : 1, DOWN);
+    spans[OUTPUT] = share_output(blockIdx.x);
+    spans[GATE_UP] = share_parts(blockIdx.x, USED_EXPERTS * GateUp::units, GateUp::units, 1, GATE_UP);  // of several rows of a mixture: set anew in each layer
+    spans[DOWN] = share_parts(blockIdx.x, USED_EXPERTS * Down::units, MIXTURE ? Down::units : HIDDEN / 16, MIXTURE && Down::blocks < 3 * WARPS ? WARPS : 1, DOWN);
     spans[HEAD] = share(Head::units, HEAD);
 #if DELTA_LAYERS
     spans[DELTA_SPAN] = share(DeltaIn::units, DELTA_SPAN);
@@ -191,6 +196,9 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     place_block(thread, (u32*)(memory + PLACE_AT));
     __syncthreads();
   }
+#if EARLY
+  count_sharers(thread, (EarlyShare*)(memory + EARLY_SHARE_AT));
+#endif
   if (thread < LISTED) listed[thread] = look_up(p, *control, thread);
   __syncthreads();
   Ring ring;
@@ -200,7 +208,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
   ring.count = p.stages;
   ring.at.stage = 0;
   ring.at.phase = 0;
-  if (thread >= COMPUTE) {
+  if (thread >= COMPUTE && thread < COMPUTE + 32) {
     if (asks(thread - COMPUTE)) {
       Streamer s;
       s.ring = ring;
@@ -262,6 +270,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
               break;
 #if EXPERTS
             case ROUTERS:
+              if (EARLY) break;
               t = rows_of_floats(p.routers + (s64)layer * ALL_EXPERTS * HIDDEN, ALL_EXPERTS);
               break;
             case UP:
@@ -344,7 +353,15 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     w.loads = 0;
     w.routing = (Routing*)(memory + ROUTING_AT);
     w.routed = (u64*)(memory + ROUTED_AT);
+    w.early = (u64*)(memory + EARLY_AT);
+    w.early_rows = (u16*)(memory + EARLY_ROWS_AT);
     w.marks = 0;
+    if (thread >= COMPUTE) {
+#if EARLY
+      score_early(w, *(const EarlyShare*)(memory + EARLY_SHARE_AT), (float*)(memory + EARLY_SCORES_AT));
+#endif
+      return;
+    }
     compute(w);
     if (thread == 0 && exchange_add(&p.barrier[1], 1) == gridDim.x - 1) {
       p.barrier[0] = 0;

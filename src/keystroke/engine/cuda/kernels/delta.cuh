@@ -30,6 +30,7 @@ DEVICE void project_delta_heads(Worker& w, int delta) {
 DEVICE void project_delta(Worker& w, int delta) {
   const Span span = w.spans[DELTA_SPAN];
   compute_sync();  // the operand is there
+  show_early(w, BEFORE_ATTENTION);
   multiply<DeltaIn>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
     const int row = unit * 16 + g;
     float* to = row < DELTA_CHANNELS ? log_of_row(w, delta, m) + row : w.p->gates + (s64)m * GATE_WIDTH + row - DELTA_CHANNELS;
@@ -165,10 +166,13 @@ DEVICE void gather_delta(Worker& w, int delta) {
 DEVICE void project_delta_output(Worker& w) {
   const Span span = w.spans[OUTPUT];
   compute_sync();  // the operand is there
+  show_early(w, BEHIND_ATTENTION);
   const auto column = [](int unit, int) { return unit / (HIDDEN / 16) * DeltaOut::inner; };
   const auto finish = [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); };
   if constexpr (O_ALONE && DeltaOut::together > 0 && DeltaOut::blocks <= WARPS)
     multiply_alone<DeltaOut>(w, span.low, span.high, column, finish, span.low);
   else multiply<DeltaOut>(w, span.low, span.high, column, finish);
 }
+#else
+DEVICE bool is_delta(int) { return false; }
 #endif

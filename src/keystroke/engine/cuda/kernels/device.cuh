@@ -1,6 +1,9 @@
 // The instructions that the kernels need beyond plain C++, one function each: PTX for compute capability 8.0 and what 9.0 added.
 // The tests replace this file by an emulator with the same functions, so that the kernels also run on a CPU.
 
+#ifndef BLOCK_THREADS  // eight warps that compute, one that streams, and one that scores experts early if there are early scores
+#define BLOCK_THREADS 288
+#endif
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -11,7 +14,7 @@ typedef long long s64;
 // A rare path, not inlined so that it takes no registers from the others. Pass it copies of what it reads.
 #define DEVICE_APART static __device__ __noinline__
 #define DEVICE_METHOD __device__ __forceinline__
-#define KERNEL extern "C" __global__ __launch_bounds__(288, 1)
+#define KERNEL extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1)
 #define SHARED_MEMORY(name) extern __shared__ __align__(1024) u8 name[]
 
 #define INFINITY __int_as_float(0x7f800000)

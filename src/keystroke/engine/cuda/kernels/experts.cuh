@@ -27,10 +27,9 @@ DEVICE void score_experts(Worker& w, int layer, float bias) {
 }
 
 // Scores `from` on, as many as a lane has.
-template <int N>
+template <int N, bool ALIGNED>
 DEVICE void load_scores(const u32* from, u32 (&raw)[N]) {
-  constexpr bool aligned = SINGLE || ALL_EXPERTS % 4 == 0;
-  if constexpr (aligned && N % 4 == 0) {
+  if constexpr (ALIGNED && N % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
       const uint4 v = poll16(from + i);
@@ -42,31 +41,43 @@ DEVICE void load_scores(const u32* from, u32 (&raw)[N]) {
   }
 }
 
-// The experts of row m with the highest scores, in descending order, and their weights; done by one warp. Scores that differ only in
-// the last EXPERT_BITS bits count as equal, and the first expert wins: one number then encodes score and expert.
+#if EARLY
+template <int N>
+DEVICE void add_parts(const Parameters& p, int m, int from, u32 tag, float (&scores)[N]);
+#endif
+// The experts of row m with the highest scores, in descending order, and their weights; done by one warp, with room for `scores`. Scores
+// that differ only in the last EXPERT_BITS bits count as equal, and the first expert wins: one number then encodes score and expert.
 constexpr int EXPERT_BITS = EXPERTS > 256 ? 9 : EXPERTS > 128 ? 8 : EXPERTS > 64 ? 7 : 6;
 constexpr int EXPERT_TURNS = (ALL_EXPERTS + COMPUTE - 1) / COMPUTE;
-DEVICE void rank_experts(Worker& w, int m, u32 tag) {
+DEVICE void rank_experts(Worker& w, int m, u32 tag, float* scores) {
   constexpr int EACH = EXPERTS / 32, MASK = (1 << EXPERT_BITS) - 1, LEAST = -2147483647 - 1;
   static_assert(EXPERTS % 32 == 0 && EXPERTS <= 512, "every lane has as many experts");
+  float each[EACH];
+  float factor = 1.0f;  // of all scores
+#if EARLY
+  add_parts(*w.p, m, w.lane * EACH, tag, each);
+#else
+  constexpr bool ALIGNED = SINGLE || ALL_EXPERTS % 4 == 0;
   const u32* from = (const u32*)w.p->expert_scores + m * ALL_EXPERTS + w.lane * EACH;
   u32 raw[EACH], shared = SHARED_EXPERT ? relaxed_load(from - w.lane * EACH + EXPERTS) : 0;
-  load_scores(from, raw);
+  load_scores<EACH, ALIGNED>(from, raw);
   while (true) {
     u32 off = 0;
 #pragma unroll
     for (int i = 0; i < EACH; ++i) off |= raw[i] ^ tag;
     if (!(off & 3)) break;
     spin();
-    load_scores(from, raw);
+    load_scores<EACH, ALIGNED>(from, raw);
   }
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) each[i] = untagged(raw[i]);
+#endif
   warp_sync();
   int keys[EACH], mine = 0;  // the k-th best, of lane k
-  float* scores = w.scratch + 2 * MAX_ROWS * WARPS + w.warp * EXPERTS;  // behind what `for_scores` needs
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
-    keys[i] = (ordered(untagged(raw[i])) & ~MASK) | (MASK - (w.lane * EACH + i));
-    scores[w.lane * EACH + i] = untagged(raw[i]);
+    keys[i] = (ordered(each[i]) & ~MASK) | (MASK - (w.lane * EACH + i));
+    scores[w.lane * EACH + i] = each[i];
   }
 #pragma unroll 1  // one warp runs this while all blocks wait: a loop has fewer instructions to fetch
   for (int k = 0; k < TOP_EXPERTS; ++k) {
@@ -86,13 +97,17 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag) {
   if (BY_RANK && SHARED_EXPERT && w.lane == 0) w.routing->listed[TOP_EXPERTS] = EXPERTS;
   warp_sync();
   if (BY_RANK && w.lane == 0) barrier_arrive(w.routed);  // the streaming warp needs no weights
-  const float top = scores[w.routing->expert[m][0]];
-  const float power = w.lane < TOP_EXPERTS ? __expf(scores[expert] - top) : 0.0f;
+#if EARLY
+  if (SINGLE) barrier_wait(early_there(w, BEFORE_EXPERTS), w.parity);
+  factor = early_norm(w, false, m).x * (1.0f / ACTIVATION_SCALE);
+#endif
+  const float top = scores[w.routing->expert[m][0]] * factor;
+  const float power = w.lane < TOP_EXPERTS ? __expf(scores[expert] * factor - top) : 0.0f;
   float all = power;
   if (EXPERT_SOFTMAX_OF_ALL) {
     all = 0.0f;
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) all += __expf(untagged(raw[i]) - top);
+    for (int i = 0; i < EACH; ++i) all += __expf(each[i] * factor - top);
   }
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) all += shuffle_xor(all, mask);
@@ -100,12 +115,18 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag) {
   if (w.lane < TOP_EXPERTS) w.routing->weight[m][w.lane] = power / all * EXPERT_SCALE;
   if (!SHARED_EXPERT) return;
   if (w.lane == TOP_EXPERTS) {
+    float score[1];
+#if EARLY
+    add_parts(*w.p, m, EXPERTS, tag, score);
+#else
     while ((shared ^ tag) & 3) {
       spin();
       shared = relaxed_load((const u32*)w.p->expert_scores + m * ALL_EXPERTS + EXPERTS);
     }
+    score[0] = untagged(shared);
+#endif
     w.routing->expert[m][TOP_EXPERTS] = EXPERTS;
-    w.routing->weight[m][TOP_EXPERTS] = quotient(1.0f, 1.0f + __expf(-untagged(shared)));
+    w.routing->weight[m][TOP_EXPERTS] = quotient(1.0f, 1.0f + __expf(-score[0] * factor));
   }
   warp_sync();
 }
@@ -143,8 +164,14 @@ DEVICE void list_experts(Worker& w, int layer) {
 DEVICE void choose_experts(Worker& w, int layer, float bias) {
   Routing& r = *w.routing;
   compute_sync();  // the operand is there, and nobody reads the last layer's routing
-  score_experts(w, layer, bias);
-  for (int m = w.warp; m < w.rows; m += WARPS) rank_experts(w, m, tag_of(layer));
+  if constexpr (EARLY && SINGLE) {  // the tenth warp has chosen, and weighs them by the norm
+    show_early(w, BEFORE_EXPERTS);
+    wait_early_scores(w, BEFORE_EXPERTS);
+    return;
+  }
+  if (!EARLY) score_experts(w, layer, bias);
+  float* scores = w.scratch + 2 * MAX_ROWS * WARPS + w.warp * EXPERTS;  // behind what `for_scores` needs
+  for (int m = w.warp; m < w.rows; m += WARPS) rank_experts(w, m, tag_of(layer), scores);
   if constexpr (BY_RANK) {
     compute_sync();
     return;

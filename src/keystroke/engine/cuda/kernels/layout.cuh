@@ -112,6 +112,10 @@ typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, OUTPUT_FORMAT> Outp
 #ifndef HOST_EXPERTS
 #define HOST_EXPERTS 0
 #endif
+// Whether experts are scored before attention's output is in the residual stream (early_scores.cuh).
+#ifndef EARLY
+#define EARLY 0
+#endif
 constexpr bool MIXTURE = EXPERTS > 0;
 // An expert that every row uses (SHARED_EXPERT) is stored after the others, in formats of its own if SHARED_APART. Its weight is
 // the sigmoid of one more score.
@@ -252,6 +256,13 @@ struct Parameters {
   u16* mail_rows;             // [MAX_ROWS][HIDDEN] activations
   const s64* mail_sums;       // [MAX_ROWS][HIDDEN] numbers to add to the residual stream, sums counted
   int resident;               // experts of a layer in GPU memory, a shared one included unless SHARED_APART
+  // Experts that are scored early (early_scores.cuh), if EARLY.
+  const u16* early_before;    // [LAYERS][O_SPLIT][groups] routers of eight experts, for a part of the row before attention,
+  const u16* early_behind;    // and for a part of what attention gives
+  const float2* early_scales; // [LAYERS] of both
+  float* early_scores;        // [MAX_ROWS][O_SPLIT][EARLY_STRIDE] parts of the scores of the layer at hand, each with the layer's tag
+  u16* early_rows;            // [MAX_ROWS][HIDDEN] rows before attention, divided by their norm, where rows are many
+  float2* early_norms;        // [2][MAX_ROWS] 1 / norm and norm of those rows, and of the rows behind attention
 };
 
 // Shared memory, in this order: control, page of each row, barriers, rotary table, scratch, operand, ring.
@@ -283,7 +294,14 @@ struct Routing {
   u16 place[ALL_EXPERTS + 2];             // of each slot: the expert's position in GPU memory
 #endif
 };
-constexpr int ROPE_AT = ROUTING_AT + (MIXTURE ? ((int)sizeof(Routing) + 127) / 128 * 128 : 0);
+// Of early scores: barriers and numbers, a row's scores, and the block's part of few rows before attention.
+constexpr int EARLY_AT = ROUTING_AT + (MIXTURE ? ((int)sizeof(Routing) + 127) / 128 * 128 : 0);
+constexpr int EARLY_SCORES_AT = EARLY_AT + 128;
+constexpr int EARLY_ROWS_AT = EARLY_SCORES_AT + EXPERTS * 4;
+constexpr int EARLY_FEW = 2;                      // rows at most that every block normalises for itself
+constexpr int EARLY_COLUMNS = HIDDEN / O_SPLIT;   // of that part
+constexpr int EARLY_STRIDE = (ALL_EXPERTS + 7) / 8 * 8;
+constexpr int ROPE_AT = EARLY ? (EARLY_ROWS_AT + EARLY_FEW * EARLY_COLUMNS * 2 + 127) / 128 * 128 : EARLY_AT;
 constexpr int ROPE_ENTRIES = COLUMNS * HEAD_DIM / 2;  // of one table
 constexpr int SCRATCH_AT = ROPE_AT + ROPE_ENTRIES * 8 * (1 + WINDOW_ROPE);
 constexpr int SUM_STRIDE = COLUMNS + 4;              // keeps the rows of a sum in different banks

@@ -68,7 +68,7 @@ DEVICE NormWeights load_norm(Worker& w, int index) {
   return n;
 }
 // Numbers that lack sums are loaded again, all at once: the barrier before this does not wait for memory.
-DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m, u16* to) {
+DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m, u16* to, int matrix) {
   const s64* from = w.p->residual + m * HIDDEN + w.thread * 2;
   uint4 raw[NORM_PAIRS];
 #pragma unroll
@@ -102,11 +102,15 @@ DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m
 #pragma unroll
   for (int i = 0; i < WARPS; ++i) sum += parts[i];
   const float inverse = inverse_root(sum / HIDDEN + NORM_EPS);
+  const bool before = matrix == QKV || (DELTA_LAYERS && matrix == DELTA_SPAN);
+  if (EARLY && matrix != HEAD && w.thread == 0) keep_norm(w, before, m, make_float2(inverse, (sum / HIDDEN + NORM_EPS) * inverse));
 #pragma unroll
   for (int i = 0; i < NORM_PAIRS; ++i) {
     const int at = i * COMPUTE + w.thread;
-    if (within(w, i, HIDDEN / 2))
-      ((u32*)to)[at] = pack_activation(v[i].x * inverse * weights.v[i].x, v[i].y * inverse * weights.v[i].y);
+    if (!within(w, i, HIDDEN / 2)) continue;
+    const float2 plain = make_float2(v[i].x * inverse, v[i].y * inverse);
+    ((u32*)to)[at] = pack_activation(plain.x * weights.v[i].x, plain.y * weights.v[i].y);
+    if (EARLY && before) keep_early(w, m, at, pack_activation(plain.x, plain.y));
   }
 }
 
@@ -137,16 +141,17 @@ DEVICE bool announces_sums_early() { return GUARDED || (SINGLE && TAGS && !HOST_
 DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
   const NormWeights weights = load_norm(w, index);
   const Span span = w.spans[matrix];
-  const bool needed = span.low < span.high || (MIXTURE && matrix == GATE_UP) || (DELTA_LAYERS && matrix == DELTA_SPAN);  // every block has scores
+  // Every block has scores; early ones before attention too.
+  const bool needed = span.low < span.high || (MIXTURE && matrix == GATE_UP) || (DELTA_LAYERS && matrix == DELTA_SPAN) || (EARLY && matrix == QKV);
   wait_early(w);
-  if (SINGLE || w.rows <= w.p->direct_rows) {
+  if (normalises_all(w)) {
     if (needed)
-      for (int m = 0; m < w.rows; ++m) normalise_row(w, weights, sums, m, w.operand + (s64)m * w.p->x_stride);
+      for (int m = 0; m < w.rows; ++m) normalise_row(w, weights, sums, m, w.operand + (s64)m * w.p->x_stride, matrix);
   } else {
     // With more rows, each block normalises at most one and counts it as done; the others wait for that counter only.
     u32* done = w.p->barrier + NORMED;
     for (int m = blockIdx.x; m < w.rows; m += gridDim.x) {
-      normalise_row(w, weights, sums, m, w.p->normed + (s64)m * HIDDEN);
+      normalise_row(w, weights, sums, m, w.p->normed + (s64)m * HIDDEN, matrix);
       compute_sync();
       if (w.thread == 0) release_add(&done[m], 1);
     }
@@ -203,6 +208,7 @@ DEVICE const float2* angles_of(const Worker& w, int layer, int m) {
 DEVICE void project_qkv(Worker& w, int layer) {
   const Span span = w.spans[QKV];
   compute_sync();  // the operand is there
+  show_early(w, BEFORE_ATTENTION);
   const auto whole = [](int, int) { return 0; };
   const auto value = [&](int unit, int, int g, int m, float low, float high) {
     const int head = unit / (HEAD_DIM / 16), tile = unit % (HEAD_DIM / 16);
@@ -324,6 +330,7 @@ DEVICE void project_output(Worker& w) {
   const auto column = [](int unit, int) { return unit / (HIDDEN / 16) * Output::inner; };
   const auto finish = [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); };
   compute_sync();  // the operand is there
+  show_early(w, BEHIND_ATTENTION);
   if (announces_sums_early()) arrive_early(w);
   if constexpr (O_ALONE) multiply_alone<Output>(w, span.low, span.high, column, finish, span.low);
   else multiply<Output>(w, span.low, span.high, column, finish);

@@ -4,13 +4,15 @@
 // This block's share of each matrix's units. The larger shares rotate over the blocks from matrix to matrix.
 struct Span { int low, high; };
 enum { QKV, OUTPUT, GATE_UP, DOWN, HEAD, MATRICES, DELTA_SPAN = MATRICES };
-DEVICE Span share(int units, int matrix) {
-  const int blocks = gridDim.x, at = (blockIdx.x + matrix * 29) % blocks;
+DEVICE Span share_of(int block, int units, int matrix) {
+  const int blocks = gridDim.x, at = (block + matrix * 29) % blocks;
   Span s;
   s.low = at * units / blocks;
   s.high = (at + 1) * units / blocks;
   return s;
 }
+
+DEVICE Span share(int units, int matrix) { return share_of(blockIdx.x, units, matrix); }
 
 // The same for a single row, of a matrix in parts of `part` units of which each needs an input of its own: no block's share
 // crosses parts, if that costs no block another round. `together` units of a block are computed side by side. Some blocks may
@@ -23,12 +25,15 @@ constexpr int whole_share(int units, int part, int together, int blocks) {
     if (part % each == 0) return each;
   return 0;
 }
-DEVICE Span share_parts(int units, int part, int together, int matrix) {
+DEVICE Span share_parts(int block, int units, int part, int together, int matrix) {
   const int blocks = gridDim.x, each = WHOLE_SHARES ? whole_share(units, part, together, blocks) : 0;
-  if (!each) return share(units, matrix);
-  const int at = (blockIdx.x + matrix * 29) % blocks * each;
+  if (!each) return share_of(block, units, matrix);
+  const int at = (block + matrix * 29) % blocks * each;
   return Span{at < units ? at : units, at + each < units ? at + each : units};
 }
+DEVICE Span share_output(int block) { return share_parts(block, Output::units, HIDDEN / 16, O_ALONE ? WARPS : 1, OUTPUT); }
+// The part of the O projection's inner dimension that a block has, the first one if there are several; -1 without a share.
+DEVICE int part_of(const Span& output) { return output.low < output.high ? output.low / (HIDDEN / 16) : -1; }
 
 // The same for queries, keys and values by cost: a unit belongs to the block in whose equal part of all costs it begins.
 DEVICE int qkv_unit(s64 cost) {  // the first that begins there or later
@@ -47,7 +52,7 @@ constexpr bool BY_PLACE = SINGLE == 1;
 DEVICE void place_block(int thread, u32* place) {
   const auto units = [](int at) { const Span s = share_qkv(at); return s.high - s.low; };
   const int mine = blockIdx.x, own = units(mine);
-  for (int at = thread; at < gridDim.x; at += 288) {
+  for (int at = thread; at < gridDim.x; at += BLOCK_THREADS) {
     const int other = units(at);
     if (other < own || (other == own && at < mine)) add_shared(place, 1);
   }
@@ -198,6 +203,9 @@ struct Worker {
   bool fused;    // and the rows are so few that every block combines those for itself
   bool tags;     // whether this step tags them
 #endif
+  u32 parity;    // of the layer's number
+  u64* early;    // barriers of the warp that scores experts early,
+  u16* early_rows;  // and this block's part of few rows before attention
   Routing* routing;
   u64* routed;   // arrived at when `routing` and the spans that follow from it are those of the layer
   int thread, warp, lane, g, j, unit, marks;
@@ -277,3 +285,37 @@ DEVICE float untagged(u32 bits) { return __uint_as_float(bits & ~3u); }
 // 16-bit numbers are stored above a 16-bit tag, four at a time: tests whether some lack this layer's tag, and extracts them.
 DEVICE bool missing(const uint4& v, u32 tag) { return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff) != 0; }
 DEVICE uint2 upper_halves(const uint4& v) { return make_uint2(permute_bytes(v.x, v.y, 0x7632), permute_bytes(v.z, v.w, 0x7632)); }
+
+// Experts may be scored early by a warp of its own (early_scores.cuh), which reads rows before attention, then the operand. The computing
+// warps say when these are there, and wait until they were read before they overwrite them; and wait for a single row's experts.
+enum { BEFORE_ATTENTION, BEHIND_ATTENTION, BEFORE_EXPERTS, EARLY_STEPS };
+DEVICE u64* early_there(const Worker& w, int step) { return w.early + step; }
+DEVICE u64* early_done(const Worker& w, int step) { return w.early + EARLY_STEPS + step; }
+DEVICE void show_early(Worker& w, int step) {  // behind a barrier of the block
+  if (EARLY && w.thread == 0) barrier_arrive(early_there(w, step));
+}
+DEVICE void wait_early_scores(Worker& w, int step) {
+  if (EARLY) barrier_wait(early_done(w, step), w.parity);
+}
+// Whether every block normalises all rows for itself. There is shared memory for early scores of EARLY_FEW.
+DEVICE bool normalises_all(const Worker& w) { return SINGLE || (w.rows <= w.p->direct_rows && (!EARLY || w.rows <= EARLY_FEW)); }
+// 1 / norm and norm of row m before attention and of the row behind it.
+DEVICE float2* near_norm(const Worker& w, bool before, int m) { return (float2*)(w.small + 16) + (before ? 0 : EARLY_FEW) + m; }
+DEVICE float2* far_norm(const Worker& w, bool before, int m) { return w.p->early_norms + (before ? 0 : MAX_ROWS) + m; }
+DEVICE float2 early_norm(const Worker& w, bool before, int m) {
+  return normalises_all(w) ? *near_norm(w, before, m) : load8(far_norm(w, before, m));
+}
+DEVICE void keep_norm(const Worker& w, bool before, int m, float2 v) {
+  if (normalises_all(w)) *near_norm(w, before, m) = v;
+  else *far_norm(w, before, m) = v;
+}
+// Two numbers of row m before attention, divided by its norm, to where the early scores read them: this block's part, or all.
+DEVICE u16* early_part(const Worker& w, int m) { return w.early_rows + m * EARLY_COLUMNS; }
+DEVICE void keep_early(const Worker& w, int m, int pair, u32 v) {
+  if (!normalises_all(w)) {
+    ((u32*)(w.p->early_rows + (s64)m * HIDDEN))[pair] = v;
+    return;
+  }
+  const int at = pair - part_of(w.spans[OUTPUT]) * (EARLY_COLUMNS / 2);
+  if (at >= 0 && at < EARLY_COLUMNS / 2) ((u32*)early_part(w, m))[at] = v;
+}
