@@ -121,10 +121,7 @@ PARTS = {
     "hybrid-35b": KernelPart(QWEN_35B_HYBRID, (KernelCase(1024),), "stored"),
     "hybrid-27b": KernelPart(QWEN_27B_HYBRID, (KernelCase(1024),), "stored"),
 }
-PARTS |= {
-    f"{name}-compact": replace(PARTS[stored], compact=True)
-    for name, stored in (("moe-30b", "moe-30b"), ("hybrid-27b", "hybrid-27b"), ("1.5b", "1.5b-stored"))
-}
+PARTS["moe-30b-compact"] = replace(PARTS["moe-30b"], compact=True)
 
 
 def macros_of(variant: str) -> dict[str, str]:
