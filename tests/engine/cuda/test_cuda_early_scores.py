@@ -39,7 +39,7 @@ def early_engine(spec: ModelSpec) -> CudaEngine:
 
 def matrix(blocks: torch.Tensor, scale: torch.Tensor, rows: int) -> torch.Tensor:
     """[rows, columns] of one layer's blocks [parts, groups, pieces, 8, 32]."""
-    return (blocks.permute(1, 3, 0, 2, 4).flatten(0, 1).flatten(1)[:rows].double()) * scale
+    return blocks.permute(1, 3, 0, 2, 4).flatten(0, 1).flatten(1)[:rows].double() * scale[:rows, None]
 
 
 def test_the_two_matrices_give_the_routers_scores() -> None:

@@ -118,6 +118,20 @@ def test_warps_that_are_held_back_change_nothing(spec: ModelSpec, blocks: int) -
     assert not torch.equal(found[True][0], found[True][1])
 
 
+@pytest.mark.slow
+def test_a_block_without_a_part_of_anything_keeps_step_with_what_it_streams() -> None:
+    weights = tiny_weights(replace(MIXTURE, layers=6), "int8", blocks=100)
+    launcher = EmulatedLauncher(weights.plan)
+    found = []
+    for launcher.stalls in (0, 25, 25, 25):
+        with CudaEngine(weights, launcher, 1024) as engine, engine.session() as session:
+            session.extend([(7 * i) % 203 for i in range(6)])
+            for _ in range(3):
+                session.step(sampling=PROBE)
+            found.append(engine._stepper.logits[0].clone())
+    assert all(torch.equal(found[0], each) for each in found[1:])
+
+
 @pytest.mark.parametrize("spec", [MIXTURE, tiny_spec("llama")], ids=["mixture", "dense"])
 def test_far_keys_meet_queries_that_are_sent_as_they_meet_stored_ones(spec: ModelSpec) -> None:
     """The own key of the step is in the second of four pages of a chunk, then in the third."""

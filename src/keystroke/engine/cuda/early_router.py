@@ -17,11 +17,11 @@ from keystroke.engine.cuda.plan import EARLY_COLUMNS, EARLY_SCORES, Plan
 
 @dataclass(frozen=True)
 class EarlyRouter:
-    """float16 [layers, parts, groups, columns / 32, 8, 32], and a factor of each for every layer."""
+    """float16 [layers, parts, groups, columns / 32, 8, 32], and a factor for each score of both."""
 
     before: Tensor  # for the row before attention
     behind: Tensor  # for what attention gives
-    scales: Tensor  # float32 [layers, 2]
+    scales: Tensor  # float32 [layers, 2, 8 groups]
 
     @classmethod
     def empty(cls, plan: Plan, device: torch.device) -> EarlyRouter:
@@ -37,7 +37,7 @@ class EarlyRouter:
             )
             for width in widths
         )
-        return cls(before, behind, torch.zeros(layers, 2, device=device))
+        return cls(before, behind, torch.zeros(layers, 2, groups * EARLY_SCORES, device=device))
 
     def put(self, layer: int, router: Tensor, norm: Tensor, output: Tensor) -> None:
         """Set those of one layer: from its router, the norm before it and its output projection, float32."""
@@ -45,8 +45,8 @@ class EarlyRouter:
         for i, (to, matrix) in enumerate(((self.before, wanted), (self.behind, wanted @ output))):
             _, parts, groups, _, _, _ = to.shape
             padded = matrix.new_zeros(groups * EARLY_SCORES, matrix.shape[1])
-            largest = matrix.abs().max().clamp(min=1e-30)
-            padded[: len(matrix)] = matrix / largest
+            largest = matrix.abs().amax(1).clamp(min=1e-30)
+            padded[: len(matrix)] = matrix / largest[:, None]
             pieces = padded.view(groups, EARLY_SCORES, parts, -1, EARLY_COLUMNS).permute(2, 0, 3, 1, 4)
             to[layer, :, :, : pieces.shape[2]] = pieces.half()
-            self.scales[layer, i] = largest
+            self.scales[layer, i, : len(matrix)] = largest

@@ -162,9 +162,10 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       barrier_init((u64*)(memory + BROUGHT_AT) + i, ASKERS * (i < WARPS ? 1 : i < BROUGHT - 1 ? GATHERED : 2));
     barrier_init((u64*)(memory + ARRIVAL_AT), BULK ? 1 : COMPUTE);
     barrier_init((u64*)(memory + ROUTED_AT), 1);
+    barrier_init((u64*)(memory + TAKEN_AT), ASKERS);
 #if EARLY
     for (int i = 0; i < 2 * EARLY_STEPS; ++i) barrier_init((u64*)(memory + EARLY_AT) + i, 1);
-    *(EarlyShare*)(memory + EARLY_SHARE_AT) = EarlyShare{0, 0};
+    *(u32*)(memory + EARLY_GROUP_AT) = 0;
 #endif
     barrier_init_visible();
   }
@@ -197,7 +198,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     __syncthreads();
   }
 #if EARLY
-  count_sharers(thread, (EarlyShare*)(memory + EARLY_SHARE_AT));
+  choose_group(thread, (u32*)(memory + EARLY_GROUP_AT));
 #endif
   if (thread < LISTED) listed[thread] = look_up(p, *control, thread);
   __syncthreads();
@@ -302,6 +303,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
                 break;
               }
               bytes = wide ? bytes_of_experts<WideDown, SharedDown>(p) : bytes_of_experts<Down, SharedDown>(p);
+              if (!BY_RANK) barrier_arrive((u64*)(memory + TAKEN_AT));
               break;
 #else
             case UP:
@@ -353,12 +355,13 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     w.loads = 0;
     w.routing = (Routing*)(memory + ROUTING_AT);
     w.routed = (u64*)(memory + ROUTED_AT);
+    w.taken = (u64*)(memory + TAKEN_AT);
     w.early = (u64*)(memory + EARLY_AT);
     w.early_rows = (u16*)(memory + EARLY_ROWS_AT);
     w.marks = 0;
     if (thread >= COMPUTE) {
 #if EARLY
-      score_early(w, *(const EarlyShare*)(memory + EARLY_SHARE_AT), (float*)(memory + EARLY_SCORES_AT));
+      score_early(w, *(const u32*)(memory + EARLY_GROUP_AT), (float*)(memory + EARLY_SCORES_AT));
 #endif
       return;
     }

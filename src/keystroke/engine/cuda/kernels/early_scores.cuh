@@ -16,16 +16,12 @@ constexpr int EARLY_DELTA_INNER = EARLY_INNER, EARLY_WIDEST = EARLY_INNER;
 static_assert(HALF && !EXPERT_BIAS && !HOST_EXPERTS, "experts that can be scored early");
 static_assert(HIDDEN % O_SPLIT == 0 && EARLY_COLUMNS % 32 == 0 && EARLY_INNER % 32 == 0 && EARLY_DELTA_INNER % 32 == 0, "routers come in pieces of 32 columns");
 
-// Of the blocks that have this block's part of what attention gives: how many there are, and how many of them come before it.
-struct EarlyShare { u32 blocks, before; };
-constexpr int EARLY_SHARE_AT = EARLY_AT + 2 * EARLY_STEPS * 8;
-DEVICE void count_sharers(int thread, EarlyShare* share) {
+// How many blocks before this one have the same part of what attention gives: its group of scores.
+constexpr int EARLY_GROUP_AT = EARLY_AT + 2 * EARLY_STEPS * 8;
+DEVICE void choose_group(int thread, u32* group) {
   const int mine = part_of(share_output(blockIdx.x));
-  for (int at = thread; at < gridDim.x; at += BLOCK_THREADS) {
-    if (mine < 0 || part_of(share_output(at)) != mine) continue;
-    add_shared(&share->blocks, 1);
-    if (at < blockIdx.x) add_shared(&share->before, 1);
-  }
+  for (int at = thread; at < blockIdx.x; at += BLOCK_THREADS)
+    if (part_of(share_output(at)) == mine) add_shared(group, 1);
 }
 
 // A piece of the routers of eight experts: 32 columns, as the lanes of a warp multiply with them.
@@ -65,7 +61,7 @@ DEVICE float4 multiply_early(const Rows& row, const Routers& router) {
   return make_float4(sum[0], sum[1], sum[2], sum[3]);
 }
 
-// The parts of EXPERT_EACH scores of row m from expert `from` on, added when all have arrived.
+// Scores of row m from expert `from` on, of which all parts have arrived.
 template <int N>
 DEVICE void add_parts(const Parameters& p, int m, int from, u32 tag, float (&scores)[N]) {
   u32 raw[O_SPLIT][N];
@@ -90,11 +86,11 @@ DEVICE void add_parts(const Parameters& p, int m, int from, u32 tag, float (&sco
 }
 
 // The tenth warp: scores of all layers, and of a single row the choice of experts.
-DEVICE void score_early(Worker& w, const EarlyShare& share, float* scores) {
+DEVICE void score_early(Worker& w, int mine, float* scores) {
   constexpr int TILES = SINGLE ? 1 : (COLUMNS + 15) / 16;
   const Parameters& p = *w.p;
   const int part = part_of(w.spans[OUTPUT]), lane = w.thread % 32, j = lane % 4, g = lane / 4;
-  const bool scores_some = part >= 0 && share.before < EARLY_GROUPS;
+  const bool scores_some = part >= 0 && mine < EARLY_GROUPS;
   const bool chooses = w.spans[GATE_UP].low < w.spans[GATE_UP].high || w.spans[DOWN].low < w.spans[DOWN].high;
   const auto clamped = [&](int m) { return m < w.rows ? m : w.rows - 1; };  // sums of rows that there are not are never read
 #pragma unroll 1
@@ -102,8 +98,8 @@ DEVICE void score_early(Worker& w, const EarlyShare& share, float* scores) {
     const u32 tag = tag_of(layer);
     const bool delta = is_delta(layer);
     const int inner = delta ? EARLY_DELTA_INNER : EARLY_INNER;
-    const s64 group = ((s64)layer * O_SPLIT + part) * EARLY_GROUPS + share.before;
-    const float2 scales = p.early_scales[layer];
+    const s64 group = ((s64)layer * O_SPLIT + part) * EARLY_GROUPS + mine;
+    const float* scales = p.early_scales + layer * 2 * EARLY_STRIDE + mine * 8 + j * 2;  // of this lane's scores, of both matrices
     w.parity = layer & 1;
     float4 sums[TILES];
     barrier_wait(early_there(w, BEFORE_ATTENTION), w.parity);
@@ -119,10 +115,13 @@ DEVICE void score_early(Worker& w, const EarlyShare& share, float* scores) {
               return load16(p.early_rows + (s64)m * HIDDEN + part * EARLY_COLUMNS + piece * 32 + j * 8);
             },
             [&](int piece) { return *early_piece(p.early_before, group, EARLY_COLUMNS, piece, lane); });
-        const float low = early_norm(w, true, rows[0]).y * scales.x, high = early_norm(w, true, rows[1]).y * scales.x;
-        sums[tile] = make_float4(v.x * low, v.y * low, v.z * high, v.w * high);
+        const float low = early_norm(w, true, rows[0]).y, high = early_norm(w, true, rows[1]).y;
+        sums[tile] = make_float4(v.x * scales[0] * low, v.y * scales[1] * low, v.z * scales[0] * high, v.w * scales[1] * high);
       }
     // The router's pieces are in registers before the operand is there.
+    float behind[2] = {0.0f, 0.0f};
+    if (scores_some)
+      for (int i = 0; i < 2; ++i) behind[i] = scales[EARLY_STRIDE + i];
     constexpr int HELD = EARLY_WIDEST / 32;
     uint4 held[HELD];
 #pragma unroll
@@ -137,16 +136,16 @@ DEVICE void score_early(Worker& w, const EarlyShare& share, float* scores) {
         const auto row = [&](int second, int piece) { return *(const uint4*)(x[second] + piece * 32); };
         const auto router = [&](int piece) { return held[piece]; };
         const float4 v = EARLY_DELTA_INNER != EARLY_INNER && delta ? multiply_early<EARLY_DELTA_INNER / 32>(row, router) : multiply_early<EARLY_INNER / 32>(row, router);
-        u32* to = (u32*)p.early_scores + ((s64)m * O_SPLIT + part) * EARLY_STRIDE + share.before * 8 + j * 2;
+        u32* to = (u32*)p.early_scores + ((s64)m * O_SPLIT + part) * EARLY_STRIDE + mine * 8 + j * 2;
         const float4 sum = sums[tile];
         if (m < w.rows) {
-          to[0] = raw_bits(fmaf(v.x, scales.y, sum.x), tag);
-          to[1] = raw_bits(fmaf(v.y, scales.y, sum.y), tag);
+          to[0] = raw_bits(fmaf(v.x, behind[0], sum.x), tag);
+          to[1] = raw_bits(fmaf(v.y, behind[1], sum.y), tag);
         }
         if (!SINGLE && m + 8 < w.rows) {
           to += 8 * O_SPLIT * EARLY_STRIDE;
-          to[0] = raw_bits(fmaf(v.z, scales.y, sum.z), tag);
-          to[1] = raw_bits(fmaf(v.w, scales.y, sum.w), tag);
+          to[0] = raw_bits(fmaf(v.z, behind[0], sum.z), tag);
+          to[1] = raw_bits(fmaf(v.w, behind[1], sum.w), tag);
         }
       }
     warp_sync();

@@ -101,13 +101,13 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag, float* scores) {
   if (SINGLE) barrier_wait(early_there(w, BEFORE_EXPERTS), w.parity);
   factor = early_norm(w, false, m).x * (1.0f / ACTIVATION_SCALE);
 #endif
-  const float top = scores[w.routing->expert[m][0]] * factor;
-  const float power = w.lane < TOP_EXPERTS ? __expf(scores[expert] * factor - top) : 0.0f;
+  const float top = scores[w.routing->expert[m][0]];
+  const float power = w.lane < TOP_EXPERTS ? __expf((scores[expert] - top) * factor) : 0.0f;
   float all = power;
   if (EXPERT_SOFTMAX_OF_ALL) {
     all = 0.0f;
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) all += __expf(each[i] * factor - top);
+    for (int i = 0; i < EACH; ++i) all += __expf((each[i] - top) * factor);
   }
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) all += shuffle_xor(all, mask);
@@ -163,6 +163,8 @@ DEVICE void list_experts(Worker& w, int layer) {
 // Determines which experts this layer's rows use, from the normalised rows in the operand, and signals the streaming warp.
 DEVICE void choose_experts(Worker& w, int layer, float bias) {
   Routing& r = *w.routing;
+  // A block without a share of anything could be two layers ahead of its streaming warp, which would then wait for ever.
+  if (!BY_RANK && layer > 0 && w.thread == 0) barrier_wait(w.taken, (layer - 1) & 1);
   compute_sync();  // the operand is there, and nobody reads the last layer's routing
   if constexpr (EARLY && SINGLE) {  // the tenth warp has chosen, and weighs them by the norm
     show_early(w, BEFORE_EXPERTS);

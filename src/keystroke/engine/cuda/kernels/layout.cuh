@@ -259,7 +259,7 @@ struct Parameters {
   // Experts that are scored early (early_scores.cuh), if EARLY.
   const u16* early_before;    // [LAYERS][O_SPLIT][groups] routers of eight experts, for a part of the row before attention,
   const u16* early_behind;    // and for a part of what attention gives
-  const float2* early_scales; // [LAYERS] of both
+  const float* early_scales;  // [LAYERS][both][EARLY_STRIDE] a factor of each score
   float* early_scores;        // [MAX_ROWS][O_SPLIT][EARLY_STRIDE] parts of the scores of the layer at hand, each with the layer's tag
   u16* early_rows;            // [MAX_ROWS][HIDDEN] rows before attention, divided by their norm, where rows are many
   float2* early_norms;        // [2][MAX_ROWS] 1 / norm and norm of those rows, and of the rows behind attention
@@ -272,6 +272,7 @@ constexpr int SMALL_AT = BARRIERS_AT + 256;
 constexpr int ZEROS_AT = 32;                  // of `small`: 32 words that stay 0
 constexpr int MEETINGS_AT = SMALL_AT + 384;  // barriers of the sums: ready, then free
 constexpr int SPANS_AT = MEETINGS_AT + 64;
+constexpr int TAKEN_AT = SPANS_AT + 56;       // barrier of a layer's experts: the streaming warp has asked for all of them
 constexpr int ARRIVAL_AT = SMALL_AT + 512;    // barrier of rows on their way into the operand
 constexpr int BROUGHT_AT = ARRIVAL_AT + 8;    // barriers of what computing warps ask for: one each, one for each page of values,
 constexpr int BROUGHT = WARPS + CHUNK / PAGE + 1;  // one for the keys of a chunk of one page

@@ -207,6 +207,7 @@ struct Worker {
   u64* early;    // barriers of the warp that scores experts early,
   u16* early_rows;  // and this block's part of few rows before attention
   Routing* routing;
+  u64* taken;    // the streaming warp no longer reads the last layer's
   u64* routed;   // arrived at when `routing` and the spans that follow from it are those of the layer
   int thread, warp, lane, g, j, unit, marks;
 };
