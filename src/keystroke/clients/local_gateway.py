@@ -32,7 +32,7 @@ OnProgress = Callable[[str, int, int], None]
 """Receives what a starting gateway is doing, how much is done, and of how much (0: unknown)."""
 
 _POLL_INTERVAL = 0.03  # seconds
-_HEALTH_TIMEOUT = 2.0  # seconds
+_HEALTH_TIMEOUT = 10.0  # seconds; a gateway that is slow on a busy machine must not get a twin
 _PROGRESS = re.compile(r"^(?P<what>[^\n]{1,120}): (?P<percent>\d+) %$", re.MULTILINE)
 
 
