@@ -269,6 +269,7 @@ struct Parameters {
 constexpr int PAGES_AT = (CONTROL_WORDS * 4 + 127) / 128 * 128;
 constexpr int BARRIERS_AT = PAGES_AT + 128;
 constexpr int SMALL_AT = BARRIERS_AT + 256;
+constexpr int NORMS_AT = 16;                  // of `small`: norms of few rows, for early scores
 constexpr int ZEROS_AT = 32;                  // of `small`: 32 words that stay 0
 constexpr int MEETINGS_AT = SMALL_AT + 384;  // barriers of the sums: ready, then free
 constexpr int SPANS_AT = MEETINGS_AT + 64;

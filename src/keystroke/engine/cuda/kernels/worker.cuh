@@ -301,7 +301,7 @@ DEVICE void wait_early_scores(Worker& w, int step) {
 // Whether every block normalises all rows for itself. There is shared memory for early scores of EARLY_FEW.
 DEVICE bool normalises_all(const Worker& w) { return SINGLE || (w.rows <= w.p->direct_rows && (!EARLY || w.rows <= EARLY_FEW)); }
 // 1 / norm and norm of row m before attention and of the row behind it.
-DEVICE float2* near_norm(const Worker& w, bool before, int m) { return (float2*)(w.small + 16) + (before ? 0 : EARLY_FEW) + m; }
+DEVICE float2* near_norm(const Worker& w, bool before, int m) { return (float2*)(w.small + NORMS_AT) + (before ? 0 : EARLY_FEW) + m; }
 DEVICE float2* far_norm(const Worker& w, bool before, int m) { return w.p->early_norms + (before ? 0 : MAX_ROWS) + m; }
 DEVICE float2 early_norm(const Worker& w, bool before, int m) {
   return normalises_all(w) ? *near_norm(w, before, m) : load8(far_norm(w, before, m));
