@@ -3,6 +3,7 @@ emulator, against the textbook model and `transformers`."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from cuda_models import CPU, dense_tensors, tiny_engine, tiny_spec, tiny_tensors
 from keystroke.engine.base import Sampling, StepRequest
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec, ModelSpec
+from keystroke.engine.cuda import states
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.plan import Plan
+from keystroke.engine.cuda.plan import MAX_ROWS, Plan, Precision
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.sparse import supports_sparse
 from keystroke.engine.cuda.weights import build_weights, load_weights, plan_of
@@ -141,6 +143,60 @@ def test_a_step_that_ran_ahead_and_is_not_used_changes_no_token() -> None:
             found += session.step([wanted[3], 0]).tokens  # another step than the one that ran
             found += session.step().tokens
         assert found[:6] == wanted[: len(found)][:6]
+
+
+def strolled(engine: CudaEngine, seed: int, moves: int) -> list[list[int]]:
+    """Texts of three sessions and forks that write alone, with drafts, together, and take back what they wrote."""
+    dice = random.Random(seed)
+    sessions = [engine.session() for _ in range(3)]
+    for at, session in enumerate(sessions):
+        session.extend(text(5 + 3 * at))
+    for _ in range(moves):
+        at = dice.choice((0, 0, 0, 1, 2))
+        session, move = sessions[at], dice.randrange(8)
+        if move < 4:
+            for _ in range(dice.randrange(1, 4)):
+                session.step()
+        elif move == 4:
+            session.step([dice.randrange(203) for _ in range(dice.randrange(1, 3))])
+        elif move == 5:
+            session.rollback(max(session.length - dice.randrange(1, 3), 5))
+        elif move == 6:
+            engine.step_many([StepRequest(each) for each in sessions])
+        else:
+            sessions[at] = session.fork()
+            session.close()
+    found = [list(session.tokens) for session in sessions]
+    for session in sessions:
+        session.close()
+    return found
+
+
+def replays(engine: CudaEngine) -> set[int]:
+    """How many rows the last steps of one sequence read again, as their input says."""
+    return {int(words[-MAX_ROWS]) for words in engine._stepper._controls}
+
+
+@pytest.mark.parametrize(("precision", "slots"), [("int8", 5), ("bf16", 3)])
+def test_states_behind_a_single_row_are_those_that_are_read_again(
+    precision: Precision, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tiny_weights(hybrid(), precision)
+    with CudaEngine(weights, EmulatedLauncher(weights.plan), 2048, slots=slots) as engine:
+        assert engine.states is not None
+        assert engine.states.seconds == -(-slots // 4)
+        with engine.session() as session:
+            session.extend(text(5))
+            for _ in range(2):
+                session.step()
+            assert replays(engine) == {0, 5}
+            for _ in range(8):
+                session.step()
+            assert replays(engine) == {0}
+        found = [strolled(engine, seed, 16) for seed in range(3)]
+    monkeypatch.setattr(states, "second_states", lambda _: 0)
+    with CudaEngine(weights, EmulatedLauncher(weights.plan), 2048, slots=slots) as engine:
+        assert [strolled(engine, seed, 16) for seed in range(3)] == found
 
 
 def test_a_snapshot_serves_a_rollback_and_another_session() -> None:

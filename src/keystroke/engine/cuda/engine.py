@@ -354,7 +354,7 @@ class CudaEngine(Engine):
             try:
                 if self._stepper.has_run(ahead.launch):
                     for session, *_ in ahead.key:
-                        session.step_was_run()
+                        session.step_was_run(alone=ahead.launch.rows == 1)
             finally:
                 self._stepper.allow_waiting()
 
@@ -415,7 +415,8 @@ class CudaEngine(Engine):
             outcome, ahead, last = self._repeat_densely(parts, outcome, ahead), None, None
         steps = self._collect_steps(parts, outcome)
         for part, step in zip(parts, steps, strict=True):
-            part.session.apply_step([*part.pending, *part.draft], step.tokens, step.accepted)
+            computed = [*part.pending, *part.draft]
+            part.session.apply_step(computed, step.tokens, step.accepted, alone=launch.rows == 1)
             part.session.guess_requested = False
         if last is not None:
             last.length, last.last = first.session.length, steps[0].tokens[-1]
@@ -611,7 +612,7 @@ def load_cuda(
     slots = state_slots(weights.plan, free, total)
     if kv_tokens is None:
         each = context_bytes(weights.plan) + (0 if head is None else head_bytes_per_token(head.config))
-        left = free - slots * weights.plan.state_bytes
+        left = free - weights.plan.state_bytes(slots)
         kv_tokens = kv_token_capacity(weights.plan, left, total, each, kv_bytes)
     launcher = GpuLauncher(weights.plan, device)
     engine = CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head, slots=slots)

@@ -72,8 +72,9 @@ def state_slots(plan: Plan, free: int, total: int) -> int:
     from snapshots."""
     if plan.spec.delta is None:
         return 0
-    room = max(free - _prompt_room(plan, total), 0)
-    return min(max(room // _STATE_SHARE // plan.state_bytes, _fewest_states(plan)), MAX_BATCH)
+    room = max(free - _prompt_room(plan, total), 0) // _STATE_SHARE
+    most = max((n for n in range(MAX_BATCH + 1) if plan.state_bytes(n) <= room), default=0)
+    return max(most, _fewest_states(plan))
 
 
 def _fewest_states(plan: Plan) -> int:
@@ -82,7 +83,7 @@ def _fewest_states(plan: Plan) -> int:
 
 
 def _fewest_state_bytes(plan: Plan) -> int:
-    return _fewest_states(plan) * plan.state_bytes
+    return plan.state_bytes(_fewest_states(plan))
 
 
 def context_bytes(plan: Plan) -> int:
@@ -262,7 +263,7 @@ def _report_of_fit(plan: Plan, free: int, total: int, name: str) -> tuple[bool, 
 def _context_tokens(plan: Plan, free: int, total: int) -> int:
     """How many tokens of context fit beside the weights of a plan that is not loaded."""
     left = free - weight_bytes(plan)
-    left -= state_slots(plan, left, total) * plan.state_bytes
+    left -= plan.state_bytes(state_slots(plan, left, total))
     return kv_token_capacity(plan, left, total, context_bytes(plan))
 
 

@@ -276,10 +276,10 @@ class Plan:
         state = (layers, delta.value_heads, delta.key_size, delta.value_size)
         return state, (layers, self.log_rows, width)
 
-    @property
-    def state_bytes(self) -> int:
+    def state_bytes(self, slots: int) -> int:
+        """Bytes of the recurrent states and logs of so many sequences."""
         state, log = self.state_sizes
-        return 4 * (math.prod(state) + math.prod(log))
+        return 4 * ((slots + second_states(slots)) * math.prod(state) + slots * math.prod(log))
 
     @property
     def inner_width(self) -> int:
@@ -675,6 +675,7 @@ class Plan:
                 "DELTA_KEY": delta.key_size,
                 "DELTA_VALUE": delta.value_size,
                 "DELTA_TAPS": delta.kernel,
+                "DELTA_COLUMNS": self._delta_columns(delta),
                 "DELTA_TILED": int(delta.tiled),
                 "DELTA_IN_FORMAT": self.delta_in.format,
                 "DELTA_OUT_FORMAT": self.delta_out.format,
@@ -722,6 +723,12 @@ class Plan:
         """Columns of the widest output projection."""
         delta = self.spec.delta
         return max(self.spec.heads * self.spec.head_dim, 0 if delta is None else delta.values)
+
+    def _delta_columns(self, delta: DeltaSpec) -> int:
+        """Columns of a state that a block reads at a time: as many that a single row takes one turn, if that
+        can be."""
+        turns = -(-delta.values // 32 // self.blocks)
+        return 64 if turns > 1 and delta.value_size % 64 == 0 else 32
 
     def _head_split(self) -> int:
         """Parts of the O projection, whole heads each: about three heads, as a block first combines the
@@ -807,6 +814,12 @@ class Plan:
         whole = max(need, self.inner_width)
         enough = 49_152 * self.target.shared_bytes // HOPPER.shared_bytes
         return (whole if rows * (whole + PAD) * 2 <= enough else need) + PAD
+
+
+def second_states(slots: int) -> int:
+    """How many of so many slots for recurrent states have a second one (states.py): one for each of the few
+    sequences that write alone."""
+    return -(-slots // 4)
 
 
 def _runs(experts: ExpertsSpec) -> bool:

@@ -221,14 +221,17 @@ class CudaSession(HostSession):
         first, self._bounded = self._bounded, self._resident // PAGE
         return self._table.pages[first : self._bounded]
 
-    def apply_step(self, computed: Sequence[int], chosen: Sequence[int], accepted: int) -> None:
-        """Record a finished step: KV of `computed` is stored, `chosen` are the new tokens."""
+    def apply_step(
+        self, computed: Sequence[int], chosen: Sequence[int], accepted: int, *, alone: bool
+    ) -> None:
+        """Record a finished step: KV of `computed` is stored, `chosen` are the new tokens. `alone`: it had one
+        row in all."""
         base, start = len(self._tokens), self._resident
         del self._held[start:]
         self._held.extend(computed)
         if self._state is not None:
             due = self.snapshot_due(computed, start + len(computed) - base)
-            self._state.advance(start, len(computed))
+            self._state.advance(start, len(computed), alone=alone)
             if due:
                 self._state.keep(self._held)
         self._tokens.extend(chosen)
@@ -238,12 +241,12 @@ class CudaSession(HostSession):
         """The slot of the recurrent state for the next step, and how many rows it lacks."""
         return (0, 0) if self._state is None else self._state.prepare(self._held, self._resident)
 
-    def step_was_run(self) -> None:
-        """A step of one token was computed whose result is not used."""
+    def step_was_run(self, *, alone: bool) -> None:
+        """A step of one token was computed whose result is not used. `alone`: it had no other rows."""
         if self._state is not None:
             del self._held[self._resident :]
             self._held.append(self._tokens[self._resident])
-            self._state.advance(self._resident, 1)
+            self._state.advance(self._resident, 1, alone=alone)
 
     def lose_state(self) -> None:
         """Give the slot of the recurrent state back; a snapshot remains if it is worth one."""

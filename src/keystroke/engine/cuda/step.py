@@ -46,7 +46,7 @@ _SPARSE = ("bounds", "chunk_bounds", "omitted", "doubt", "histogram")
 _HOST = ("control", "next", "result", "stop", "masks", "masks_ready")
 _EXPERTS = ("routers", "router_biases", "expert_scores", "sinks", "window_rope", "profile")
 _DELTA_WEIGHTS = ("delta_heads", "convolutions", "delta_decays", "delta_biases", "delta_norms")
-_HYBRID = ("gates", *_DELTA_WEIGHTS, "states", "logs", "delta_results")
+_HYBRID = ("gates", *_DELTA_WEIGHTS, "states", "logs", "delta_results", "delta_sent")
 _HOST_EXPERTS = ("placement", "uses", "mail", "mail_rows", "mail_sums")
 _EARLY = ("early_before", "early_behind", "early_scales", "early_scores", "early_rows", "early_norms")
 _POINTERS = (*_WEIGHTS, *_CACHE, *_ROWS, *_ROWS_TAGGED, *_CHOICE, *_SPARSE, *_HOST, *_EXPERTS)
@@ -68,7 +68,10 @@ class Parameters(ctypes.Structure):
         ("features", ctypes.c_void_p),
         ("feature_count", ctypes.c_int),
         ("feature_layers", ctypes.c_int * 4),
-        *((name, ctypes.c_void_p) for name in (*_HYBRID, *_HOST_EXPERTS)),
+        *((name, ctypes.c_void_p) for name in _HYBRID),
+        ("state_slots", ctypes.c_int),
+        ("second_states", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in _HOST_EXPERTS),
         ("resident", ctypes.c_int),
         *((name, ctypes.c_void_p) for name in _EARLY),
     ]
@@ -176,7 +179,8 @@ class Stepper:
         bounds: Tensor | None = None,
         recurrent: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """`recurrent`: the states and logs of a hybrid model."""
+        """`recurrent`: the states and logs of a hybrid model; states beyond the number of logs are the second
+        ones of the first sequences."""
         self.plan: Plan = weights.plan
         self._launcher = launcher
         spec, device = self.plan.spec, weights.layers.device
@@ -237,7 +241,7 @@ class Stepper:
         delta_width = 0 if spec.delta is None else spec.delta.values
         if spec.gated_attention or delta_width:
             self._buffers["gates"] = floats(rows, max(width, delta_width))
-        if weights.delta is not None and recurrent is not None:
+        if spec.delta is not None and weights.delta is not None and recurrent is not None:
             self._buffers |= {
                 "delta_heads": weights.delta.heads,
                 "convolutions": weights.delta.convolutions,
@@ -247,6 +251,7 @@ class Stepper:
                 "states": recurrent[0],
                 "logs": recurrent[1],
                 "delta_results": floats(rows, delta_width),
+                "delta_sent": integers(spec.delta.channels + delta_width + 2 * spec.delta.value_heads),
             }
         if (early := self.plan.early_scores) is not None:
             self._buffers |= {
@@ -281,6 +286,10 @@ class Stepper:
             setattr(self._parameters, name, tensor.data_ptr())
         if self.experts is not None:
             self._parameters.resident = self.plan.expert_slots
+        if recurrent is not None:
+            slots = len(recurrent[1])
+            self._parameters.state_slots = slots
+            self._parameters.second_states = len(recurrent[0]) - slots
         self._parameters.stop = self._stop.data_ptr()
         self._parameters.masks = self._masks_at.data_ptr()
         self._parameters.masks_ready = self._ready.data_ptr()

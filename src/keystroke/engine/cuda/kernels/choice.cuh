@@ -225,8 +225,11 @@ DEVICE void conclude(Worker& w) {
     next->top_k[s] = c.top_k[s];
     next->top_p[s] = c.top_p[s];
     next->budget[s] = c.budget[s];
-    next->state[s] = c.state[s];
-    next->replay[s] = row + 1 - first;
+#if DELTA_LAYERS
+    const bool ahead = goes_ahead(*w.p, c);
+    next->state[s] = ahead ? other_place(*w.p, c.state[s]) : c.state[s];
+    next->replay[s] = ahead ? 0 : row + 1 - first;
+#endif
   }
   compute_sync();
   const u32 fault = *(volatile u32*)&w.p->barrier[2];

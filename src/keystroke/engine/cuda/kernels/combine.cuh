@@ -66,24 +66,6 @@ DEVICE void wait_for_partials(Worker& w) {
   if (w.tag) wait_early(w);
   else wait(w);
 }
-// Tagged numbers, two or four at a time.
-template <int N>
-DEVICE void ask(const float* from, u32 (&raw)[N]) {
-  if constexpr (N == 4) {
-    const uint4 v = poll16(from);
-    raw[0] = v.x; raw[1] = v.y; raw[2] = v.z; raw[3] = v.w;
-  } else {
-    const uint2 v = poll8(from);
-    raw[0] = v.x; raw[1] = v.y;
-  }
-}
-template <int N>
-DEVICE u32 off_tags(const u32 (&raw)[N], u32 tag) {
-  u32 off = 0;
-#pragma unroll
-  for (int e = 0; e < N; ++e) off |= raw[e] ^ tag;
-  return off & 3;
-}
 // Rows of at most 32 chunks: `pairs` of a row and a head. place(i, m, head) sets pair i and returns the destination of its result. A
 // warp computes 16 DIMS dimensions of a pair at a time and derives the weights of its chunks itself. Waits for the previous phase
 // after computing addresses, which takes as long as the loads.

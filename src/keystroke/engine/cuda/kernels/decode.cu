@@ -56,11 +56,11 @@ DEVICE void read_keys(Worker& w, int kv) {
 DEVICE void read_recurrently(Worker& w, int delta) {
   project_delta(w, delta);
   mark(w);
-  arrive(w);
+  if (!DELTA_TAGS) arrive(w);
   refresh(w);
   recur(w, delta);
   mark(w);
-  arrive(w);
+  if (!DELTA_TAGS) arrive(w);
   refresh(w);
   gather_delta(w, delta);
   mark(w);
@@ -85,11 +85,12 @@ DEVICE void compute(Worker& w) {
     mark(w);
     normalise(w, layer * 2, sums, is_delta(layer) ? DELTA_SPAN : QKV);
     export_features(w, layer, sums);
-    if (GUARDED) arrive_early(w);  // behind the barrier of the block that ended the reading
+    const bool guarded = GUARDED || (DELTA_TAGS && is_delta(layer));
+    if (guarded) arrive_early(w);  // behind the barrier of the block that ended the reading
     mark(w);
     if (is_delta(layer)) read_recurrently(w, deltas++);
     else read_keys(w, layer - deltas);
-    if (!announces_sums_early()) arrive_early(w);
+    if (!guarded && !announces_sums_early()) arrive_early(w);
     refresh(w);
 #if EXPERTS
     const float bias = EARLY ? 0.0f : router_bias(w, layer, blockIdx.x);  // asked for before the wait

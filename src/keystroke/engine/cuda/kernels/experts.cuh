@@ -29,12 +29,8 @@ DEVICE void score_experts(Worker& w, int layer, float bias) {
 // Scores `from` on, as many as a lane has.
 template <int N, bool ALIGNED>
 DEVICE void load_scores(const u32* from, u32 (&raw)[N]) {
-  if constexpr (ALIGNED && N % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < N; i += 4) {
-      const uint4 v = poll16(from + i);
-      raw[i] = v.x; raw[i + 1] = v.y; raw[i + 2] = v.z; raw[i + 3] = v.w;
-    }
+  if constexpr (ALIGNED) {
+    ask(from, raw);
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) raw[i] = relaxed_load(from + i);

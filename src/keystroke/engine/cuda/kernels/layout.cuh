@@ -134,10 +134,14 @@ constexpr int ALL_EXPERTS = EXPERTS + SHARED_EXPERT, USED_EXPERTS = TOP_EXPERTS 
 #define DELTA_LOW 0
 #define DELTA_HIGH 0
 #else
+#ifndef DELTA_COLUMNS  // of a value head that a block reads at a time
+#define DELTA_COLUMNS 32
+#endif
 constexpr int DELTA_VALUES = DELTA_VALUE_HEADS * DELTA_VALUE;
 constexpr int DELTA_CHANNELS = 2 * DELTA_KEY_HEADS * DELTA_KEY + DELTA_VALUES;  // that pass the convolution
+constexpr int DELTA_IN_ROWS = DELTA_CHANNELS + DELTA_VALUES;
 constexpr int LOG_WIDTH = DELTA_CHANNELS + 2 * DELTA_VALUE_HEADS;
-typedef Matrix<(DELTA_CHANNELS + DELTA_VALUES) / 16, HIDDEN, DELTA_IN_FORMAT> DeltaIn;
+typedef Matrix<DELTA_IN_ROWS / 16, HIDDEN, DELTA_IN_FORMAT> DeltaIn;
 typedef Matrix<HIDDEN / 16 * O_SPLIT, DELTA_VALUES / O_SPLIT, DELTA_OUT_FORMAT> DeltaOut;
 #endif
 constexpr int DOWN_UNITS = HIDDEN / 16 * (MIXTURE ? 1 : DOWN_SPLIT);  // of one expert
@@ -186,6 +190,9 @@ constexpr int GATE_WIDTH = QUERY_WIDTH;
 #endif
 constexpr bool HYBRID = GATED || DELTA_LAYERS;  // announces what it passes between blocks, except a single row's activations, instead of tagging it
 constexpr bool TAGS = LAYERS > 1 && !HYBRID;
+#ifndef DELTA_TAGS
+#define DELTA_TAGS (SINGLE && DELTA_LAYERS > 1)
+#endif
 
 struct Parameters {
   const u8* layers;
@@ -246,9 +253,11 @@ struct Parameters {
   const float* delta_decays;  // [DELTA_LAYERS][DELTA_VALUE_HEADS]
   const float* delta_biases;  // the same
   const float* delta_norms;   // [DELTA_LAYERS][DELTA_VALUE]
-  float* states;              // [states][DELTA_LAYERS][DELTA_VALUE_HEADS][DELTA_KEY][DELTA_VALUE]
-  float* logs;                // [states][DELTA_LAYERS][LOG_ROWS][LOG_WIDTH]
-  float* delta_results;       // [MAX_ROWS][DELTA_VALUES]
+  float* states;              // [state_slots + second_states][DELTA_LAYERS][DELTA_VALUE_HEADS][DELTA_KEY][DELTA_VALUE]
+  float* logs;                // [state_slots][DELTA_LAYERS][LOG_ROWS][LOG_WIDTH]
+  float* delta_results;       // [MAX_ROWS][DELTA_VALUES], with a single row's tag
+  u32* delta_sent;            // [DELTA_IN_ROWS + 2 DELTA_VALUE_HEADS] of a single row, with the layer's tag: inputs, gates, b and a
+  int state_slots, second_states;  // of sequences; the first ones have a second state each (delta.cuh)
   // Experts that the host computes (host_experts.cuh), if HOST_EXPERTS.
   const u16* placement;       // [LAYERS][ALL_EXPERTS] an expert's position among those in GPU memory, or ON_HOST
   u32* uses;                  // [LAYERS][EXPERTS] how often each was chosen

@@ -197,7 +197,6 @@ DEVICE u32 activation_tag(const Worker& w) {
 }
 DEVICE void send(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = (u32)bf16(v) << 16 | sent_tag(w); }
 // Queries and keys before normalisation keep all bits except those of the tag.
-DEVICE u32 raw_bits(float v, u32 tag) { return ((u32)__float_as_int(v) & ~3u) | tag; }
 DEVICE void send_raw(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = raw_bits(v, sent_tag(w)); }
 
 // The rotary angles of row m in this layer.

@@ -281,8 +281,33 @@ DEVICE void check_readers(const Worker& w, u32 seen) {
 // where there is nothing to say: `leave_nothing`, every rank of the experts), and leaves the last layer's tag, or 0 if it does
 // not tag; so a layer never finds its own tag before the value is written.
 DEVICE u32 tag_of(int layer) { return layer == LAYERS - 1 ? 3 : 1 + (layer & 1); }
-DEVICE float tagged(float v, u32 tag) { return __uint_as_float(((u32)__float_as_int(v) & ~3u) | tag); }
+DEVICE u32 raw_bits(float v, u32 tag) { return ((u32)__float_as_int(v) & ~3u) | tag; }
+DEVICE float tagged(float v, u32 tag) { return __uint_as_float(raw_bits(v, tag)); }
 DEVICE float untagged(u32 bits) { return __uint_as_float(bits & ~3u); }
+// Tagged numbers, as many as a thread has, in loads of 16 or 8 bytes where they can be.
+template <int N>
+DEVICE void ask(const void* from, u32 (&raw)[N]) {
+  if constexpr (N % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const uint4 v = poll16((const u32*)from + i);
+      raw[i] = v.x; raw[i + 1] = v.y; raw[i + 2] = v.z; raw[i + 3] = v.w;
+    }
+  } else if constexpr (N == 2) {
+    const uint2 v = poll8(from);
+    raw[0] = v.x; raw[1] = v.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) raw[i] = relaxed_load((const u32*)from + i);
+  }
+}
+template <int N>
+DEVICE u32 off_tags(const u32 (&raw)[N], u32 tag) {
+  u32 off = 0;
+#pragma unroll
+  for (int e = 0; e < N; ++e) off |= raw[e] ^ tag;
+  return off & 3;
+}
 // 16-bit numbers are stored above a 16-bit tag, four at a time: tests whether some lack this layer's tag, and extracts them.
 DEVICE bool missing(const uint4& v, u32 tag) { return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff) != 0; }
 DEVICE uint2 upper_halves(const uint4& v) { return make_uint2(permute_bytes(v.x, v.y, 0x7632), permute_bytes(v.z, v.w, 0x7632)); }
