@@ -20,7 +20,7 @@ from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.plan import KvPrecision, Plan
 from keystroke.engine.cuda.reference import forward
 
-BLOCKS = 12  # so many that each has at most one group of scores
+BLOCKS = 12  # so many that one warp of each has at most one group of scores
 SHARED = ExpertsSpec(32, 4, 64, shared=64, shared_gate=True)
 MODELS = {
     "mixture": mixture(3),
@@ -31,8 +31,8 @@ MODELS = {
 }
 
 
-def early_engine(spec: ModelSpec) -> CudaEngine:
-    weights = tiny_weights(spec, "int8", blocks=BLOCKS)
+def early_engine(spec: ModelSpec, blocks: int = BLOCKS) -> CudaEngine:
+    weights = tiny_weights(spec, "int8", blocks=blocks)
     assert weights.plan.early_scores is not None
     return CudaEngine(weights, EmulatedLauncher(weights.plan), 1024)
 
@@ -58,12 +58,17 @@ def test_the_two_matrices_give_the_routers_scores() -> None:
     assert not early.before[0].any()
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_the_textbook_alone_and_in_company(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "blocks", "warps"),
+    [*((name, BLOCKS, 1) for name in MODELS), ("two parts", 4, 2), ("shared expert", 2, 3)],
+)
+def test_logits_are_those_of_the_textbook_alone_and_in_company(name: str, blocks: int, warps: int) -> None:
     """Where scores nearly tie, rounding may choose another expert: the wanted logits are those of the nearest
     of three prompts."""
     spec = MODELS[name]
-    with early_engine(spec) as engine:
+    with early_engine(spec, blocks) as engine:
+        assert engine._stepper.plan.early_scores is not None
+        assert engine._stepper.plan.early_scores.warps == warps
         tensors = dense_tensors(engine._prefill._weights)
         errors = []
         for first in range(3):
@@ -106,10 +111,10 @@ def test_attention_to_every_chunk_gives_the_logits_of_the_whole(kv_precision: Kv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [1, 3, 9])
-def test_warps_that_are_held_back_change_nothing(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "blocks"), [(1, BLOCKS), (3, BLOCKS), (9, BLOCKS), (1, 8), (3, 8)])
+def test_warps_that_are_held_back_change_nothing(rows: int, blocks: int) -> None:
     spec = replace(MODELS["two parts"], layers=6)
-    with early_engine(spec) as engine:
+    with early_engine(spec, blocks) as engine:
         launcher = engine._stepper._launcher
         assert isinstance(launcher, EmulatedLauncher)
         calm = last_logits(engine, PROMPT, rows)
@@ -122,7 +127,7 @@ def test_warps_that_are_held_back_change_nothing(rows: int) -> None:
     ("spec", "blocks", "resident"),
     [
         pytest.param(tiny_spec("qwen3"), BLOCKS, None, id="no experts"),
-        pytest.param(mixture(), 3, None, id="several groups of scores for a block"),
+        pytest.param(mixture(), 1, None, id="too many groups of scores for a block"),
         pytest.param(mixture(), BLOCKS, 8, id="experts on the host"),
         pytest.param(
             mixture(experts=ExpertsSpec(32, 4, 64, router_bias=True)), BLOCKS, None, id="router with biases"

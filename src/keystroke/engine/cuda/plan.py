@@ -55,6 +55,7 @@ _NARROW = 512
 _BUCKETS = (1, 2, 4, 8, 16, 32)
 EARLY_SCORES = 8  # that a block computes at a time
 EARLY_COLUMNS = 32  # of the matrices that give them, in one piece
+_EARLY_WARPS = 3  # at most, of a block
 _EARLY_FEW = 2  # rows that every block normalises for itself
 LOGGED_ROWS = 8  # of one sequence of a hybrid model in a step: as many as the next step may have to repeat
 
@@ -142,11 +143,14 @@ class Bucket:
 @dataclass(frozen=True)
 class EarlyScores:
     """How blocks share the scores of experts that are computed before attention's output is in the residual
-    stream (kernels/early_scores.cuh): each has a part of the columns, and of at most one group of scores."""
+    stream (kernels/early_scores.cuh): each has a part of the columns, each of its warps at most one group of
+    scores."""
 
     groups: int
     before: int  # columns of the row before attention in one part
     behind: int  # columns of what attention gives in one part, at most
+    blocks: int  # that share a part's groups
+    warps: int  # of each of them
 
 
 @dataclass(frozen=True)
@@ -546,13 +550,12 @@ class Plan:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return THREADS if self.early_scores is None else THREADS + 32
+        return THREADS + (0 if self.early_scores is None else 32 * self.early_scores.warps)
 
     @cached_property
     def early_scores(self) -> EarlyScores | None:
         """How experts are scored early; None if they are not. Router biases need the norm first, the host
-        needs the normalised rows, and with several groups of scores for a block it takes longer than it
-        saves."""
+        needs the normalised rows, and more warps would leave fewer registers."""
         spec, experts, split = self.spec, self.spec.experts, self.output.split
         if experts is None or experts.router_bias or experts.bias or self.resident is not None:
             return None
@@ -560,9 +563,10 @@ class Plan:
         if self.formats.query_key == BF16 or spec.hidden % (split * EARLY_COLUMNS) or behind % EARLY_COLUMNS:
             return None
         groups = -(-all_experts(experts) // EARLY_SCORES)
-        if groups > min(*self._sharers(whole=True), *self._sharers(whole=False)):
+        blocks = min(*self._sharers(whole=True), *self._sharers(whole=False))
+        if groups > blocks * _EARLY_WARPS:
             return None
-        return EarlyScores(groups, before, behind)
+        return EarlyScores(groups, before, behind, blocks, -(-groups // blocks))
 
     def _sharers(self, *, whole: bool) -> list[int]:
         """Of how many blocks each part of the O projection is the first that they have; `whole`: where
@@ -629,8 +633,9 @@ class Plan:
             "LENT": self.lent_stages(tiles_n) if sparse else 0,
             "VALUE_PARTS": self.value_parts(tiles_n) if sparse else 1,
         }
-        if self.early_scores is not None:
-            macros |= {"EARLY": 1, "BLOCK_THREADS": self.threads}
+        if (early := self.early_scores) is not None:
+            macros |= {"EARLY": 1, "EARLY_WARPS": early.warps, "EARLY_BLOCKS": early.blocks}
+            macros["BLOCK_THREADS"] = self.threads
         if shape != "any":
             whole = self.bucket(1).x_stride >= self.inner_width + PAD
             macros |= {"SINGLE": 1 + (shape == "far"), "WHOLE": int(whole)}

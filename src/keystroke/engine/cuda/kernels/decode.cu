@@ -165,7 +165,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     barrier_init((u64*)(memory + ROUTED_AT), 1);
     barrier_init((u64*)(memory + TAKEN_AT), ASKERS);
 #if EARLY
-    for (int i = 0; i < 2 * EARLY_STEPS; ++i) barrier_init((u64*)(memory + EARLY_AT) + i, 1);
+    for (int i = 0; i < 2 * EARLY_STEPS; ++i) barrier_init((u64*)(memory + EARLY_AT) + i, i == EARLY_STEPS + BEHIND_ATTENTION ? EARLY_WARPS : 1);
     *(u32*)(memory + EARLY_GROUP_AT) = 0;
 #endif
     barrier_init_visible();
@@ -362,7 +362,8 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     w.marks = 0;
     if (thread >= COMPUTE) {
 #if EARLY
-      score_early(w, *(const u32*)(memory + EARLY_GROUP_AT), (float*)(memory + EARLY_SCORES_AT));
+      const int block = *(const u32*)(memory + EARLY_GROUP_AT), number = w.warp - WARPS - 1;
+      score_early(w, block < EARLY_BLOCKS ? number * EARLY_BLOCKS + block : EARLY_GROUPS, number == 0, (float*)(memory + EARLY_SCORES_AT));
 #endif
       return;
     }

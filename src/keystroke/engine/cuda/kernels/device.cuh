@@ -1,7 +1,7 @@
 // The instructions that the kernels need beyond plain C++, one function each: PTX for compute capability 8.0 and what 9.0 added.
 // The tests replace this file by an emulator with the same functions, so that the kernels also run on a CPU.
 
-#ifndef BLOCK_THREADS  // eight warps that compute, one that streams, and one that scores experts early if there are early scores
+#ifndef BLOCK_THREADS  // eight warps that compute, one that streams, and those that score experts early if there are early scores
 #define BLOCK_THREADS 288
 #endif
 typedef unsigned char u8;

@@ -3,8 +3,9 @@
 //
 // With R the router, g the weights of the norm before it, x the row before attention, O the output projection and a what attention gives,
 // the scores are (R g) x + (R g O) a, divided by the norm of x + O a. That norm does not change their order. Both matrices are made when
-// the model is loaded, in float16. A block has a part of the columns of O and so that part of a; its tenth warp computes that part of
-// eight scores and sends it to all blocks. All kernels add the same parts in the same order, so scores do not depend on other rows.
+// the model is loaded, in float16. A block has a part of the columns of O and so that part of a; its warps from the tenth on compute that
+// part of eight scores each and send it to all blocks. All kernels add the same parts in the same order, so scores do not depend on
+// other rows.
 
 #if EARLY
 constexpr int EARLY_GROUPS = (ALL_EXPERTS + 7) / 8, EARLY_INNER = QUERY_WIDTH / O_SPLIT;
@@ -16,7 +17,8 @@ constexpr int EARLY_DELTA_INNER = EARLY_INNER, EARLY_WIDEST = EARLY_INNER;
 static_assert(HALF && !EXPERT_BIAS && !HOST_EXPERTS, "experts that can be scored early");
 static_assert(HIDDEN % O_SPLIT == 0 && EARLY_COLUMNS % 32 == 0 && EARLY_INNER % 32 == 0 && EARLY_DELTA_INNER % 32 == 0, "routers come in pieces of 32 columns");
 
-// How many blocks before this one have the same part of what attention gives: its group of scores.
+// How many blocks before this one have the same part of what attention gives. The first EARLY_BLOCKS of each part divide the groups of
+// scores.
 constexpr int EARLY_GROUP_AT = EARLY_AT + 2 * EARLY_STEPS * 8;
 DEVICE void choose_group(int thread, u32* group) {
   const int mine = part_of(share_output(blockIdx.x));
@@ -85,13 +87,13 @@ DEVICE void add_parts(const Parameters& p, int m, int from, u32 tag, float (&sco
   }
 }
 
-// The tenth warp: scores of all layers, and of a single row the choice of experts.
-DEVICE void score_early(Worker& w, int mine, float* scores) {
+// A warp for group `mine` of scores, of all layers; one of a block's also makes a single row's choice of experts.
+DEVICE void score_early(Worker& w, int mine, bool ranks, float* scores) {
   constexpr int TILES = SINGLE ? 1 : (COLUMNS + 15) / 16;
   const Parameters& p = *w.p;
   const int part = part_of(w.spans[OUTPUT]), lane = w.thread % 32, j = lane % 4, g = lane / 4;
   const bool scores_some = part >= 0 && mine < EARLY_GROUPS;
-  const bool chooses = w.spans[GATE_UP].low < w.spans[GATE_UP].high || w.spans[DOWN].low < w.spans[DOWN].high;
+  const bool chooses = ranks && (w.spans[GATE_UP].low < w.spans[GATE_UP].high || w.spans[DOWN].low < w.spans[DOWN].high);
   const auto clamped = [&](int m) { return m < w.rows ? m : w.rows - 1; };  // sums of rows that there are not are never read
 #pragma unroll 1
   for (int layer = 0; layer < LAYERS; ++layer) {
@@ -152,9 +154,9 @@ DEVICE void score_early(Worker& w, int mine, float* scores) {
     if (lane == 0) barrier_arrive(early_done(w, BEHIND_ATTENTION));
     if constexpr (SINGLE) {
       if (chooses) rank_experts(w, 0, tag, scores);  // waits for the norm before the experts
-      else barrier_wait(early_there(w, BEFORE_EXPERTS), w.parity);
+      else if (ranks) barrier_wait(early_there(w, BEFORE_EXPERTS), w.parity);
       warp_sync();
-      if (lane == 0) barrier_arrive(early_done(w, BEFORE_EXPERTS));
+      if (ranks && lane == 0) barrier_arrive(early_done(w, BEFORE_EXPERTS));
     }
   }
 }

@@ -312,7 +312,7 @@ DEVICE u32 off_tags(const u32 (&raw)[N], u32 tag) {
 DEVICE bool missing(const uint4& v, u32 tag) { return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff) != 0; }
 DEVICE uint2 upper_halves(const uint4& v) { return make_uint2(permute_bytes(v.x, v.y, 0x7632), permute_bytes(v.z, v.w, 0x7632)); }
 
-// Experts may be scored early by a warp of its own (early_scores.cuh), which reads rows before attention, then the operand. The computing
+// Experts may be scored early by warps of their own (early_scores.cuh), which read rows before attention, then the operand. The computing
 // warps say when these are there, and wait until they were read before they overwrite them; and wait for a single row's experts.
 enum { BEFORE_ATTENTION, BEHIND_ATTENTION, BEFORE_EXPERTS, EARLY_STEPS };
 DEVICE u64* early_there(const Worker& w, int step) { return w.early + step; }
