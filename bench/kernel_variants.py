@@ -219,23 +219,30 @@ def measure(name: str, tried: list[str], without: set[str]) -> Iterator[dict[str
                 truth = logits if truth is None else truth
                 yield {**found, "us": taken, "same": torch.equal(logits, truth)}
                 if "PROFILE" in variant and turn == ROUNDS - 1:
-                    yield {**found, "phases": phases(readings, part.phases)}
+                    yield {**found, "phases": phases(readings, part)}
         for session in timed.sessions:
             session.close()
 
 
 def variants(part: KernelPart, tried: list[str]) -> list[str]:
-    """The kernel as it is, what others are compared with; those tried; and one that reads the clock,
-    where all layers have the same phases."""
-    return ["", *tried] + ([] if part.spec.delta else [f"PROFILE={part.readings}"])
+    """The kernel as it is, what others are compared with; those tried; and one that reads the clock."""
+    return ["", *tried, f"PROFILE={part.readings}"]
 
 
-def phases(readings: torch.Tensor, names: tuple[str, ...]) -> dict[str, list[int]]:
-    """Cycles of each phase of a layer, mean of all layers and blocks, and of each layer's slowest block."""
+def phases(readings: torch.Tensor, part: KernelPart) -> dict[str, list[int]]:
+    """Cycles of each phase of a layer, mean of all layers and blocks, and of each layer's slowest block;
+    those of delta nets apart, where QKV is their in-projection and attention their recurrence."""
+    names, delta = part.phases, part.spec.delta
     spent = readings.diff(dim=1).reshape(readings.shape[0], -1, len(names)).double()
-    spent = spent[:, 1:]  # the first has the step's beginning in it
-    mean, slowest = spent.mean((0, 1)), spent.amax(0).mean(0)
-    return {f"{i} {name}": [int(mean[i]), int(slowest[i])] for i, name in enumerate(names)}
+    layers = range(1, part.spec.layers)  # the first has the step's beginning in it
+    nets = [layer for layer in layers if delta is not None and layer in delta.layers]
+    found: dict[str, list[int]] = {}
+    for kind, chosen in (("", [layer for layer in layers if layer not in nets]), ("delta net: ", nets)):
+        if not chosen:
+            continue
+        mean, slowest = spent[:, chosen].mean((0, 1)), spent[:, chosen].amax(0).mean(0)
+        found |= {f"{kind}{i} {name}": [int(mean[i]), int(slowest[i])] for i, name in enumerate(names)}
+    return found
 
 
 def child(name: str, tried: list[str], without: set[str]) -> None:

@@ -136,6 +136,7 @@ DEVICE void recur(Worker& w, int delta) {
         if (!sent || !off_tags(raw, tag)) break;
         spin();
       }
+      if (row == 0 && unit == blockIdx.x) mark(w);
 #pragma unroll
       for (int turn = 0; turn < DELTA_TURNS; ++turn)
         if (within(w, turn, DELTA_MIXED))
@@ -199,7 +200,9 @@ DEVICE void recur(Worker& w, int delta) {
       if (goes_ahead(p, c)) store_state(place(other_place(p, c.state[s])));
     }
   }
-  if (!DELTA_TAGS && !waited) wait(w);
+  if (waited) return;
+  if (!DELTA_TAGS) wait(w);
+  mark(w);
 }
 
 // Fills the operand with the heads that this block's part of the out projection reads, normalised and gated. Waits for the previous
