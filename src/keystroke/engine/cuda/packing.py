@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from keystroke.engine.cuda.code_packing import pack_codes, unpack_codes
-from keystroke.engine.cuda.plan import BLOCK_BYTES, FOUR, TAIL_BYTES, Matrix
+from keystroke.engine.cuda.plan import BLOCK_BYTES, FOUR, FOUR_K, TAIL_BYTES, Matrix
 from keystroke.engine.cuda.quantisation import grouped_int4, rowwise_int8
 from keystroke.engine.cuda.stored import Codes
 
@@ -20,6 +22,8 @@ def pack(weight: Tensor | Codes, bias: Tensor | None, order: Tensor, matrix: Mat
     """`weight` [rows, columns] as uint8 bytes. `order` [tiles * 16] gives the row at each position of each
     tile; -1 is a row of zeros."""
     if isinstance(weight, Codes):
+        if matrix.format != FOUR_K:
+            weight = replace(weight, steps=None)  # parts of other formats may end within 256 columns
         body, scale = pack_codes(weight.map_rows(lambda part: _units(part, order, matrix)), matrix)
         return _with_tails(body, scale * _UNSCALED, bias, order, matrix)
     units = _units(weight, order, matrix)
