@@ -51,7 +51,7 @@ DENSE = tiny_spec("qwen3")
         pytest.param(DENSE, 10, id="dense, two blocks without a part of some matrices"),
         pytest.param(HYBRID, 3, id="hybrid"),
         pytest.param(replace(HYBRID, layers=5, delta=NETS), 3, id="hybrid of several delta nets"),
-        pytest.param(replace(HYBRID, layers=5, delta=NETS), 10, id="blocks without columns of a state"),
+        pytest.param(replace(HYBRID, layers=6, delta=NETS), 10, id="blocks without columns of a state"),
     ],
 )
 def test_a_kernel_for_one_row_gives_the_bits_of_the_kernel_for_any(

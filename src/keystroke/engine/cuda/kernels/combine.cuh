@@ -86,6 +86,9 @@ DEVICE void combine_near(Worker& w, int layer, int pairs, const Pairs& place) {
     const float sink = sink_of(w, layer, head);
     const float* from = w.p->partial + (base + half * 16) * HEAD_DIM + d;
     if (!GUARDED && !waited) wait_for_partials(w);
+    const float* gates = w.p->gates + (s64)m * GATE_WIDTH + head * HEAD_DIM + d;
+    u32 gate[DIMS];
+    if (GATED) ask(gates, gate);
     uint2 norm = make_uint2(w.tag, w.tag);
     const auto lacks = [&] { return (((norm.x ^ w.tag) | (norm.y ^ w.tag)) & 3) != 0; };
     if (w.lane < chunks) norm = poll8(norms);
@@ -138,7 +141,7 @@ DEVICE void combine_near(Worker& w, int layer, int pairs, const Pairs& place) {
         if (off_tags(raw[c], w.tag)) ask(from + c * HEAD_DIM, raw[c]);
     }
     waited = true;
-    float sum[DIMS], other[DIMS];
+    float sum[DIMS];
 #pragma unroll
     for (int e = 0; e < DIMS; ++e) sum[e] = 0.0f;
 #pragma unroll
@@ -146,12 +149,16 @@ DEVICE void combine_near(Worker& w, int layer, int pairs, const Pairs& place) {
 #pragma unroll
       for (int e = 0; e < DIMS; ++e) sum[e] += weights[half * 16 + c] * untagged(raw[c][e]);
 #pragma unroll
-    for (int e = 0; e < DIMS; ++e) other[e] = shuffle_xor(sum[e], 8);
+    for (int e = 0; e < DIMS; ++e) sum[e] += shuffle_xor(sum[e], 8);
+    while (GATED && TAGS && off_tags(gate, w.tag)) {
+      spin();
+      ask(gates, gate);
+    }
     if (half == 0)
 #pragma unroll
       for (int e = 0; e < DIMS; e += 2) {
-        const float2 gate = gate_of(w, m, head, d + e);
-        leave(w, to, d + e, pack_activation((sum[e] + other[e]) * gate.x, (sum[e + 1] + other[e + 1]) * gate.y));
+        if (GATED) leave(w, to, d + e, pack_activation(sum[e] * untagged(gate[e]), sum[e + 1] * untagged(gate[e + 1])));
+        else leave(w, to, d + e, pack_activation(sum[e], sum[e + 1]));
       }
   }
   if (!GUARDED && !waited) wait_for_partials(w);

@@ -76,7 +76,7 @@ DEVICE void compute(Worker& w) {
   int deltas = 0;  // layers so far
   for (int layer = 0; layer < LAYERS; ++layer) {
     const int sums = 1 + layer * SUMS_PER_LAYER;  // in the residual stream so far
-    w.tag = w.tags ? tag_of(layer) : 0;
+    w.tag = w.tags ? tag_of(layer - deltas, KV_LAYERS) : 0;
     w.parity = layer & 1;
 #if SINGLE
     w.layer_tag = LAYERS > 1 ? tag_of(layer) : 0;
@@ -85,12 +85,12 @@ DEVICE void compute(Worker& w) {
     mark(w);
     normalise(w, layer * 2, sums, is_delta(layer) ? DELTA_SPAN : QKV);
     export_features(w, layer, sums);
-    const bool guarded = GUARDED || (DELTA_TAGS && is_delta(layer));
-    if (guarded) arrive_early(w);  // behind the barrier of the block that ended the reading
+    const bool delta = is_delta(layer);
+    if (delta ? DELTA_TAGS : GUARDED) arrive_early(w);  // behind the barrier of the block that ended the reading
     mark(w);
-    if (is_delta(layer)) read_recurrently(w, deltas++);
+    if (delta) read_recurrently(w, deltas++);
     else read_keys(w, layer - deltas);
-    if (!guarded && !announces_sums_early()) arrive_early(w);
+    if (!(delta ? DELTA_TAGS : announces_sums_early())) arrive_early(w);
     refresh(w);
 #if EXPERTS
     const float bias = EARLY ? 0.0f : router_bias(w, layer, blockIdx.x);  // asked for before the wait

@@ -188,8 +188,8 @@ constexpr int GATE_WIDTH = DELTA_VALUES > QUERY_WIDTH ? DELTA_VALUES : QUERY_WID
 #else
 constexpr int GATE_WIDTH = QUERY_WIDTH;
 #endif
-constexpr bool HYBRID = GATED || DELTA_LAYERS;  // announces what it passes between blocks, except a single row's activations, instead of tagging it
-constexpr bool TAGS = LAYERS > 1 && !HYBRID;
+constexpr bool HYBRID = GATED || DELTA_LAYERS;
+constexpr int KV_LAYERS = LAYERS - DELTA_LAYERS;
 #ifndef DELTA_TAGS
 #define DELTA_TAGS (SINGLE && DELTA_LAYERS > 1)
 #endif
@@ -325,10 +325,12 @@ constexpr int SCORE_STRIDE = CHUNK + PAD;
 constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;  // there is room for two units
 constexpr int SENT_AT = 16 * (PAGE + PAD) * 2 + 2 * WARPS * 16 * 4;  // of a unit's scratch: behind what one page of keys needs
 constexpr int SENT_STRIDE = HEAD_DIM + 8;
-constexpr int SENT_ROWS = ((ATTENTION_BYTES - SENT_AT) / (2 * SENT_STRIDE) - 16) / 2;  // beside 16 queries
+constexpr int SENT_ROWS = ((ATTENTION_BYTES - SENT_AT) / (2 * SENT_STRIDE) - (SINGLE && GROUP <= 8 ? 8 : 16)) / 2;  // beside the queries
 // Whether a single row passes everything between blocks with tags. Then only norms wait for the end of other phases; but a block
 // adds to the residual stream only when all have read what was there before (`check_readers`).
-constexpr bool GUARDED = SINGLE == 1 && TAGS && QUERY_TAGS && ACTIVATION_TAGS && WHOLE && !HOST_EXPERTS && SENT_ROWS > 0;
+constexpr bool ALL_TAGS = SINGLE == 1 && KV_LAYERS > 1 && QUERY_TAGS && ACTIVATION_TAGS && WHOLE && !HOST_EXPERTS && SENT_ROWS > 0;
+constexpr bool TAGS = HYBRID ? ALL_TAGS : LAYERS > 1;  // hybrids tag all (beside what delta nets pass, and activations), or announce
+constexpr bool GUARDED = TAGS && ALL_TAGS;
 constexpr int SELECTION_BYTES = HEAD_DIM > 128 ? 8192 : 4096;
 constexpr int SUMS_BYTES = BUFFERS * WARPS * 16 * SUM_STRIDE * 4;  // the same for a single row, so that one plan serves both
 constexpr int SCRATCH_BYTES = SUMS_BYTES > 2 * ATTENTION_BYTES + SELECTION_BYTES ? SUMS_BYTES : 2 * ATTENTION_BYTES + SELECTION_BYTES;

@@ -182,7 +182,7 @@ DEVICE bool tags_queries(const Worker& w) {
 // The tag of those. A single row with more partial results than can be tagged has it all the same.
 DEVICE u32 sent_tag(const Worker& w) {
 #if SINGLE
-  return TAGS ? w.layer_tag : 0;
+  return !TAGS ? 0 : HYBRID ? w.tag : w.layer_tag;
 #else
   return w.tag;
 #endif
@@ -226,8 +226,8 @@ DEVICE void project_qkv(Worker& w, int layer) {
     }
     if (GATED && head >= HEADS + KV_HEADS) {
       float* to = w.p->gates + (s64)m * GATE_WIDTH + (head - HEADS - KV_HEADS) * HEAD_DIM + tile * 16 + g;
-      to[0] = quotient(1.0f, 1.0f + __expf(-low));
-      to[8] = quotient(1.0f, 1.0f + __expf(-high));
+      to[0] = tagged(quotient(1.0f, 1.0f + __expf(-low)), sent_tag(w));
+      to[8] = tagged(quotient(1.0f, 1.0f + __expf(-high)), sent_tag(w));
       return;
     }
     const int d = tile * 8 + g;  // a tile of Q or K holds eight dimensions and their rotary partners

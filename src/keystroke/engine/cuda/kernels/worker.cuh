@@ -192,7 +192,7 @@ struct Worker {
   u32 turns;     // how often each of those was used, odd or even
   u64* arrival;  // of rows on their way into the operand
   u32 loads;     // how often it was used
-  u32 tag;       // in the last two bits of partial results; 0: they are announced instead
+  u32 tag;       // in the last two bits of partial results, which differs from that of the last layer with keys; 0: they are announced instead
 #if SINGLE
   static constexpr int rows = 1;
   u32 layer_tag;  // of what is passed between blocks beside partial results
@@ -280,7 +280,7 @@ DEVICE void check_readers(const Worker& w, u32 seen) {
 // Numbers whose last two bits are a tag of the layer that wrote them. A step writes an address in every layer or in none (also
 // where there is nothing to say: `leave_nothing`, every rank of the experts), and leaves the last layer's tag, or 0 if it does
 // not tag; so a layer never finds its own tag before the value is written.
-DEVICE u32 tag_of(int layer) { return layer == LAYERS - 1 ? 3 : 1 + (layer & 1); }
+DEVICE u32 tag_of(int layer, int layers = LAYERS) { return layer == layers - 1 ? 3 : 1 + (layer & 1); }
 DEVICE u32 raw_bits(float v, u32 tag) { return ((u32)__float_as_int(v) & ~3u) | tag; }
 DEVICE float tagged(float v, u32 tag) { return __uint_as_float(raw_bits(v, tag)); }
 DEVICE float untagged(u32 bits) { return __uint_as_float(bits & ~3u); }
