@@ -143,7 +143,7 @@ struct Counter { const u64* where = nullptr; u32 count = 0, left = 0, generation
 struct Block {
   int index = 0;
   u8* memory = nullptr;
-  Meeting all, computing, halves[2];
+  Meeting all, computing, halves[2], early;
   Warp warps[BLOCK_THREADS / 32];
   u32 used = 0;  // of the barriers; the word in shared memory says which is meant
   Counter barriers[256];
@@ -290,6 +290,9 @@ static struct { GridSize x; } gridDim;
 DEVICE void __syncthreads() { emulator::meet(emulator::me->block->all, BLOCK_THREADS); }
 DEVICE void compute_sync() { emulator::meet(emulator::me->block->computing, 256); }
 DEVICE void half_sync(int half) { emulator::meet(emulator::me->block->halves[half], 128); }
+#ifdef EARLY_WARPS
+DEVICE void early_sync() { emulator::meet(emulator::me->block->early, EARLY_WARPS * 32); }
+#endif
 DEVICE void warp_sync() { emulator::exchange(nullptr, 0); }
 DEVICE void release_add(u32* p, u32 v) { *p += v; ++emulator::progress; }
 DEVICE void relaxed_add(u32* p, u32 v) { release_add(p, v); }
@@ -401,6 +404,7 @@ OUT_OF_LINE void land_copies(bool needed) {
 DEVICE void fence_reads() {}
 DEVICE void fence_copies() {}
 DEVICE void bulk_copy_kept(void* to, const void* from, u32 bytes, u64* b) { bulk_copy(to, from, bytes, b, 0); }
+DEVICE void prefetch(const void*) {}
 DEVICE uint4 load16(const void* p) {
   if ((u64)p % 16) emulator::fail("a 16-byte load is not aligned");
   return *(const uint4*)p;

@@ -790,7 +790,7 @@ class Plan:
         rope_at = _round_up(CONTROL_WORDS * 4) + 128 + 256 + 640 + _SHARES_BYTES + self._routing_bytes
         if (early := self.early_scores) is not None:
             assert self.spec.experts is not None
-            rope_at += 128 + _round_up(4 * self.spec.experts.count + 2 * _EARLY_FEW * early.before)
+            rope_at += 128 + _round_up(4 * EARLY_SCORES * early.groups + 2 * _EARLY_FEW * early.before)
         scratch_at = rope_at + columns * self.spec.head_dim // 2 * 8 * self._rotary_tables
         buffers = {8: 4, 16: 3, 32: 2}[columns]
         sums = buffers * WARPS * 16 * (columns + 4) * 4

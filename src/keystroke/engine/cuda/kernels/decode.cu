@@ -180,6 +180,8 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     spans[HEAD] = share(Head::units, HEAD);
 #if DELTA_LAYERS
     spans[DELTA_SPAN] = share(DeltaIn::units, DELTA_SPAN);
+    const Every rows = rows_beside(DeltaIn::units, DELTA_SPAN);  // of b and a
+    spans[DELTA_ROWS] = Span{rows.first, rows.step};
 #endif
   }
   __syncthreads();
@@ -247,7 +249,8 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
             case SECOND:
 #if DELTA_LAYERS
               if (delta) {
-                t = rows_of_floats(p.delta_heads + (s64)deltas * 2 * DELTA_VALUE_HEADS * HIDDEN, 2 * DELTA_VALUE_HEADS);
+                t = rows_of_floats(p.delta_heads + (s64)deltas * 2 * DELTA_VALUE_HEADS * HIDDEN, 2 * DELTA_VALUE_HEADS,
+                                   Every{spans[DELTA_ROWS].low, spans[DELTA_ROWS].high});
                 break;
               }
 #endif
@@ -273,7 +276,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
 #if EXPERTS
             case ROUTERS:
               if (EARLY) break;
-              t = rows_of_floats(p.routers + (s64)layer * ALL_EXPERTS * HIDDEN, ALL_EXPERTS);
+              t = rows_of_floats(p.routers + (s64)layer * ALL_EXPERTS * HIDDEN, ALL_EXPERTS, every_block());
               break;
             case UP:
               if (unit == 0) {
@@ -363,7 +366,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     if (thread >= COMPUTE) {
 #if EARLY
       const int block = *(const u32*)(memory + EARLY_GROUP_AT), number = w.warp - WARPS - 1;
-      score_early(w, block < EARLY_BLOCKS ? number * EARLY_BLOCKS + block : EARLY_GROUPS, number == 0, (float*)(memory + EARLY_SCORES_AT));
+      score_early(w, block < EARLY_BLOCKS ? number * EARLY_BLOCKS + block : EARLY_GROUPS, number, (float*)(memory + EARLY_SCORES_AT));
 #endif
       return;
     }

@@ -44,8 +44,13 @@ DEVICE void put_delta(Worker& w, int delta, int m, int row, float v) {
     logged(w, delta, w.control->sequence[m], w.control->position[m])[row < DELTA_CHANNELS ? row : row - DELTA_VALUES] = kept;
   }
 }
+#ifndef PREFETCH
+#define PREFETCH 0
+#endif
+DEVICE void prefetch_recurrent(Worker& w, int delta);
 DEVICE void project_delta(Worker& w, int delta) {
   const Span span = w.spans[DELTA_SPAN];
+  if (PREFETCH) prefetch_recurrent(w, delta);
   compute_sync();  // the operand is there
   show_early(w, BEFORE_ATTENTION);
   multiply<DeltaIn>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
@@ -54,7 +59,8 @@ DEVICE void project_delta(Worker& w, int delta) {
   });
   compute_sync();  // the scratch is free
   // b and a: this block's rows of a narrow matrix of floats, each by all warps.
-  for_scores(w, 2 * DELTA_VALUE_HEADS, [&](int e, int m, float sum) { put_delta(w, delta, m, DELTA_IN_ROWS + e, sum); });
+  const Span rows = w.spans[DELTA_ROWS];
+  for_scores(w, 2 * DELTA_VALUE_HEADS, Every{rows.low, rows.high}, [&](int e, int m, float sum) { put_delta(w, delta, m, DELTA_IN_ROWS + e, sum); });
 }
 
 constexpr int DELTA_LANE_COLUMNS = DELTA_COLUMNS / 32;           // of a unit, of each lane
@@ -62,6 +68,26 @@ constexpr int DELTA_PARTS = DELTA_VALUE / DELTA_COLUMNS;
 constexpr int DELTA_EACH = DELTA_KEY / WARPS;                    // dimensions of a key that a warp has
 constexpr int DELTA_MIXED = 2 * DELTA_KEY + DELTA_COLUMNS;       // a row's query, key, and values of the unit
 constexpr int DELTA_TURNS = (DELTA_MIXED + COMPUTE - 1) / COMPUTE;
+DEVICE void prefetch_recurrent(Worker& w, int delta) {
+  const Parameters& p = *w.p;
+  const Control& c = *w.control;
+  const int unit = blockIdx.x;
+  if (unit >= c.sequences * DELTA_VALUE_HEADS * DELTA_PARTS) return;
+  const int part = unit % DELTA_PARTS, head = unit / DELTA_PARTS % DELTA_VALUE_HEADS, s = unit / DELTA_PARTS / DELTA_VALUE_HEADS;
+  const int key_head = DELTA_TILED ? head % DELTA_KEY_HEADS : head / (DELTA_VALUE_HEADS / DELTA_KEY_HEADS);
+  const s64 at = ((s64)c.state[s] * DELTA_LAYERS + delta) * DELTA_VALUE_HEADS + head;
+  for (int i = w.thread; i < DELTA_KEY * DELTA_LANE_COLUMNS; i += COMPUTE)
+    prefetch(p.states + (at * DELTA_KEY + i / DELTA_LANE_COLUMNS) * DELTA_VALUE + part * DELTA_COLUMNS + i % DELTA_LANE_COLUMNS * 32);
+  if (PREFETCH < 2) return;
+  constexpr int LINES = DELTA_MIXED * DELTA_TAPS / 32;  // eight channels in a line
+  for (int i = COMPUTE - 1 - w.thread; i < LINES; i += COMPUTE) {
+    const int k = i * 32 / DELTA_TAPS;
+    const int channel = k < DELTA_KEY       ? key_head * DELTA_KEY + k
+                        : k < 2 * DELTA_KEY ? (DELTA_KEY_HEADS + key_head - 1) * DELTA_KEY + k
+                                            : 2 * DELTA_KEY_HEADS * DELTA_KEY + head * DELTA_VALUE + part * DELTA_COLUMNS + k - 2 * DELTA_KEY;
+    prefetch(p.convolutions + ((s64)delta * DELTA_CHANNELS + channel) * DELTA_TAPS);
+  }
+}
 // Waits for the previous phase after it has asked for the first state.
 DEVICE void recur(Worker& w, int delta) {
   const Parameters& p = *w.p;

@@ -25,6 +25,9 @@ DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 DEVICE void compute_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 // and each half of them, separately, barrier 2 or 3.
 DEVICE void half_sync(int half) { asm volatile("bar.sync %0, 128;" ::"r"(2 + half) : "memory"); }
+#ifdef EARLY_WARPS  // the warps that score experts early, barrier 4
+DEVICE void early_sync() { asm volatile("bar.sync 4, %0;" ::"n"(EARLY_WARPS * 32) : "memory"); }
+#endif
 DEVICE void warp_sync() { __syncwarp(); }
 
 // Synchronisation between blocks.
@@ -142,6 +145,9 @@ DEVICE uint2 poll8(const void* p) {
 }
 
 DEVICE void add_shared(u32* p, u32 v) { atomicAdd(p, v); }
+
+// Asks for a line of device memory that will be loaded later.
+DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // Across a warp.
 DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }

@@ -87,13 +87,13 @@ DEVICE void add_parts(const Parameters& p, int m, int from, u32 tag, float (&sco
   }
 }
 
-// A warp for group `mine` of scores, of all layers; one of a block's also makes a single row's choice of experts.
-DEVICE void score_early(Worker& w, int mine, bool ranks, float* scores) {
+// A block's warp `number` for such scores, group `mine` of all layers; the first also makes a single row's choice of experts.
+DEVICE void score_early(Worker& w, int mine, int number, float* scores) {
   constexpr int TILES = SINGLE ? 1 : (COLUMNS + 15) / 16;
   const Parameters& p = *w.p;
   const int part = part_of(w.spans[OUTPUT]), lane = w.thread % 32, j = lane % 4, g = lane / 4;
   const bool scores_some = part >= 0 && mine < EARLY_GROUPS;
-  const bool chooses = ranks && (w.spans[GATE_UP].low < w.spans[GATE_UP].high || w.spans[DOWN].low < w.spans[DOWN].high);
+  const bool chooses = w.spans[GATE_UP].low < w.spans[GATE_UP].high || w.spans[DOWN].low < w.spans[DOWN].high;
   const auto clamped = [&](int m) { return m < w.rows ? m : w.rows - 1; };  // sums of rows that there are not are never read
 #pragma unroll 1
   for (int layer = 0; layer < LAYERS; ++layer) {
@@ -152,11 +152,22 @@ DEVICE void score_early(Worker& w, int mine, bool ranks, float* scores) {
       }
     warp_sync();
     if (lane == 0) barrier_arrive(early_done(w, BEHIND_ATTENTION));
+    if constexpr (ADDED_TOGETHER) {
+      if (chooses) {
+        for (int quad = number * 32 + lane; quad < EARLY_STRIDE / 4; quad += EARLY_WARPS * 32) {
+          float sum[4];
+          add_parts(p, 0, quad * 4, tag, sum);
+          *(float4*)(scores + quad * 4) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        }
+        early_sync();
+      }
+      if (number > 0) continue;
+    }
     if constexpr (SINGLE) {
       if (chooses) rank_experts(w, 0, tag, scores);  // waits for the norm before the experts
-      else if (ranks) barrier_wait(early_there(w, BEFORE_EXPERTS), w.parity);
+      else if (number == 0) barrier_wait(early_there(w, BEFORE_EXPERTS), w.parity);
       warp_sync();
-      if (ranks && lane == 0) barrier_arrive(early_done(w, BEFORE_EXPERTS));
+      if (number == 0 && lane == 0) barrier_arrive(early_done(w, BEFORE_EXPERTS));
     }
   }
 }

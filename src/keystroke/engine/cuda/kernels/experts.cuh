@@ -20,7 +20,7 @@ DEVICE float router_bias(const Worker& w, int layer, int e) {
 }
 // Scores of this block's experts for every row of the operand. `bias` is that of the first one.
 DEVICE void score_experts(Worker& w, int layer, float bias) {
-  for_scores(w, ALL_EXPERTS, [&](int e, int m, float sum) {
+  for_scores(w, ALL_EXPERTS, every_block(), [&](int e, int m, float sum) {
     const float added = e == blockIdx.x ? bias : router_bias(w, layer, e);
     w.p->expert_scores[m * ALL_EXPERTS + e] = tagged(sum + added, tag_of(layer));
   });
@@ -40,8 +40,13 @@ DEVICE void load_scores(const u32* from, u32 (&raw)[N]) {
 #if EARLY
 template <int N>
 DEVICE void add_parts(const Parameters& p, int m, int from, u32 tag, float (&scores)[N]);
+// Whether several warps add up a single row's scores before one of them ranks them.
+constexpr bool ADDED_TOGETHER = SINGLE && EARLY_WARPS > 1;
+#else
+constexpr bool ADDED_TOGETHER = false;
 #endif
-// The experts of row m with the highest scores, in descending order, and their weights; done by one warp, with room for `scores`. Scores
+// The experts of row m with the highest scores, in descending order, and their weights; done by one warp, with room for `scores` (or these,
+// if they were added together). Scores
 // that differ only in the last EXPERT_BITS bits count as equal, and the first expert wins: one number then encodes score and expert.
 constexpr int EXPERT_BITS = EXPERTS > 256 ? 9 : EXPERTS > 128 ? 8 : EXPERTS > 64 ? 7 : 6;
 constexpr int EXPERT_TURNS = (ALL_EXPERTS + COMPUTE - 1) / COMPUTE;
@@ -51,7 +56,12 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag, float* scores) {
   float each[EACH];
   float factor = 1.0f;  // of all scores
 #if EARLY
-  add_parts(*w.p, m, w.lane * EACH, tag, each);
+  if constexpr (ADDED_TOGETHER) {
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) each[i] = scores[w.lane * EACH + i];
+  } else {
+    add_parts(*w.p, m, w.lane * EACH, tag, each);
+  }
 #else
   constexpr bool ALIGNED = SINGLE || ALL_EXPERTS % 4 == 0;
   const u32* from = (const u32*)w.p->expert_scores + m * ALL_EXPERTS + w.lane * EACH;
@@ -73,7 +83,7 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag, float* scores) {
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
     keys[i] = (ordered(each[i]) & ~MASK) | (MASK - (w.lane * EACH + i));
-    scores[w.lane * EACH + i] = each[i];
+    if (!ADDED_TOGETHER) scores[w.lane * EACH + i] = each[i];
   }
 #pragma unroll 1  // one warp runs this while all blocks wait: a loop has fewer instructions to fetch
   for (int k = 0; k < TOP_EXPERTS; ++k) {
@@ -113,7 +123,8 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag, float* scores) {
   if (w.lane == TOP_EXPERTS) {
     float score[1];
 #if EARLY
-    add_parts(*w.p, m, EXPERTS, tag, score);
+    if constexpr (ADDED_TOGETHER) score[0] = scores[EXPERTS];
+    else add_parts(*w.p, m, EXPERTS, tag, score);
 #else
     while ((shared ^ tag) & 3) {
       spin();

@@ -308,10 +308,10 @@ struct Routing {
 // Of early scores: barriers and numbers, a row's scores, and the block's part of few rows before attention.
 constexpr int EARLY_AT = ROUTING_AT + (MIXTURE ? ((int)sizeof(Routing) + 127) / 128 * 128 : 0);
 constexpr int EARLY_SCORES_AT = EARLY_AT + 128;
-constexpr int EARLY_ROWS_AT = EARLY_SCORES_AT + EXPERTS * 4;
+constexpr int EARLY_STRIDE = (ALL_EXPERTS + 7) / 8 * 8;
+constexpr int EARLY_ROWS_AT = EARLY_SCORES_AT + EARLY_STRIDE * 4;
 constexpr int EARLY_FEW = 2;                      // rows at most that every block normalises for itself
 constexpr int EARLY_COLUMNS = HIDDEN / O_SPLIT;   // of that part
-constexpr int EARLY_STRIDE = (ALL_EXPERTS + 7) / 8 * 8;
 constexpr int ROPE_AT = EARLY ? (EARLY_ROWS_AT + EARLY_FEW * EARLY_COLUMNS * 2 + 127) / 128 * 128 : EARLY_AT;
 constexpr int ROPE_ENTRIES = COLUMNS * HEAD_DIM / 2;  // of one table
 constexpr int SCRATCH_AT = ROPE_AT + ROPE_ENTRIES * 8 * (1 + WINDOW_ROPE);

@@ -2,13 +2,13 @@
 // One function per phase; decode.cu calls them in order.
 
 DEVICE float activation_value(u16 v) { return HALF ? f16_value(v) : bf16_value(v); }
-// Products of this block's rows of a narrow matrix of floats, of `count` in all, with every row of the operand: put(row, m, product).
-// Every warp has an eighth of the columns.
+// Products of this block's rows (`mine`) of a narrow matrix of floats, of `count` in all, with every row of the operand: put(row, m,
+// product). Every warp has an eighth of the columns.
 template <class Put>
-DEVICE void for_scores(Worker& w, int count, const Put& put) {
+DEVICE void for_scores(Worker& w, int count, const Every& mine, const Put& put) {
   constexpr int QUADS = HIDDEN / 4, PART = (QUADS + WARPS - 1) / WARPS;
   float* parts = w.scratch;  // [rows][WARPS], of each of two products in turn
-  for (int e = blockIdx.x, turn = 0; e < count; e += gridDim.x, turn ^= MAX_ROWS * WARPS) {
+  for (int e = mine.first, turn = 0; e < count; e += mine.step, turn ^= MAX_ROWS * WARPS) {
     barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
     const float4* weights = (const float4*)(w.ring.stages + w.ring.at.stage * STAGE);
     const int end = (w.warp + 1) * PART < QUADS ? (w.warp + 1) * PART : QUADS;

@@ -3,7 +3,7 @@
 
 // This block's share of each matrix's units. The larger shares rotate over the blocks from matrix to matrix.
 struct Span { int low, high; };
-enum { QKV, OUTPUT, GATE_UP, DOWN, HEAD, MATRICES, DELTA_SPAN = MATRICES };
+enum { QKV, OUTPUT, GATE_UP, DOWN, HEAD, MATRICES, DELTA_SPAN = MATRICES, DELTA_ROWS };
 DEVICE Span share_of(int block, int units, int matrix) {
   const int blocks = gridDim.x, at = (block + matrix * 29) % blocks;
   Span s;
@@ -13,6 +13,17 @@ DEVICE Span share_of(int block, int units, int matrix) {
 }
 
 DEVICE Span share(int units, int matrix) { return share_of(blockIdx.x, units, matrix); }
+
+// Rows of a narrow matrix go to the blocks with the smaller shares of another, one after another: this block's first, and the step to
+// its next.
+struct Every { int first, step; };
+DEVICE Every rows_beside(int units, int matrix) {
+  const int blocks = gridDim.x, at = (blockIdx.x + matrix * 29) % blocks, least = units / blocks, larger = units - least * blocks;
+  const int before = at * units / blocks - at * least;  // blocks with larger shares
+  const bool small = (at + 1) * units / blocks - at * units / blocks == least;
+  return Every{small ? at - before : 1 << 30, blocks - larger};
+}
+DEVICE Every every_block() { return Every{(int)blockIdx.x, (int)gridDim.x}; }
 
 // The same for a single row, of a matrix in parts of `part` units of which each needs an input of its own: no block's share
 // crosses parts, if that costs no block another round. `together` units of a block are computed side by side. Some blocks may
@@ -145,8 +156,8 @@ DEVICE Stretch stretch(const u8* matrix, const Span& span) {
   if (M::together > 1) return Stretch{matrix, span.low, span.high, M::together, (int)M::unit_bytes, M::together, STAGE, STAGE};
   return Stretch{matrix, span.low, span.high, 1, (int)M::unit_bytes, 1, part, part + TAIL};
 }
-DEVICE Stretch rows_of_floats(const float* matrix, int rows) {  // every block has every gridDim-th
-  return Stretch{(const u8*)matrix, (int)blockIdx.x, rows, (int)gridDim.x, HIDDEN * 4, 1, STAGE, STAGE};
+DEVICE Stretch rows_of_floats(const float* matrix, int rows, const Every& mine) {
+  return Stretch{(const u8*)matrix, mine.first, rows, mine.step, HIDDEN * 4, 1, STAGE, STAGE};
 }
 DEVICE void stream(Streamer& s, const Stretch& t) {
   for (int unit = t.low; unit < t.high; unit += t.step) {
