@@ -48,12 +48,14 @@ class EmulatedLauncher:
         self._kernels: dict[tuple[int, bool, StepShape], ctypes.CDLL] = {}
 
     def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool, shape: StepShape) -> None:
-        key = (bucket.tiles_n, sparse, shape if self.single else "any")
+        if not self.single:
+            shape, parameters.stages = "any", bucket.stages
+        key = (bucket.tiles_n, sparse, shape)
         kernel = self._kernels.get(key)
         if kernel is None:
             kernel = self._kernels[key] = _build(self._plan.macros(*key), self._plan.target)
         shared = self._plan.target.shared_bytes
-        assert bucket.ring_offset + bucket.stages * self._plan.stage_bytes(bucket.tiles_n) <= shared
+        assert bucket.ring_offset + parameters.stages * self._plan.stage_bytes(bucket.tiles_n, shape) <= shared
         kernel.stall(self.stalls)
         fault = _launch(kernel, parameters, self.blocks, shared)
         assert fault != 1, "the kernel's threads wait for each other"

@@ -363,14 +363,38 @@ class Plan:
         """Bytes of a layer that one row reads, on average."""
         return (self.streamed_bytes - self.head.bytes) // self.spec.layers
 
-    def stage_bytes(self, tiles_n: int) -> int:
+    def stage_bytes(self, tiles_n: int, shape: StepShape = "any") -> int:
         """Size of a stage of the ring: a whole unit of the largest matrix, or the largest even part of it of
         which four fit beside 16 rows, and at least a page of keys. Beyond eight rows, the part that leaves
         the least memory unused. The kernel's sums do not depend on it."""
+        if shape == "near" and self._near_stage is not None:
+            return self._near_stage[0]
         return max(
             self._small_stage(tiles_n) if self._small_shared_memory else self._stage(tiles_n),
             self._least_stage,
         )
+
+    def stages(self, bucket: Bucket, shape: StepShape) -> int:
+        """Stages of the ring in the kernel of this shape."""
+        if shape != "near" or self._near_stage is None:
+            return bucket.stages
+        return min(16, self._room(bucket.rows) // self._near_stage[0])
+
+    @cached_property
+    def _near_stage(self) -> tuple[int, int] | None:
+        """A stage of its own for a single row near the beginning, and what its number of blocks is a multiple
+        of; None if it is that of other kernels. A page of large heads takes more than a unit of other
+        matrices, which would leave much of the ring unused; near keys need not pass through it."""
+        if self.spec.head_dim <= 128 or self.format < INT4 or self._small_shared_memory:
+            return None
+        matrix, block = self.gate_up, BLOCK_BYTES[self.formats.gate_up]
+        for count in range(1, matrix.blocks // WARPS + 1):
+            part = -(-matrix.blocks // count // WARPS) * WARPS
+            size = _round_up(part * block + TAIL_BYTES)
+            if self._least_stage <= size <= self._room(1) // _ENOUGH_STAGES:
+                grain = 2 * WARPS if part % (2 * WARPS) == 0 else WARPS
+                return size, grain
+        return None
 
     @property
     def _grain(self) -> int:
@@ -610,8 +634,8 @@ class Plan:
             "VOCAB": spec.vocab_size,
             "LAYERS": spec.layers,
             "TILES_N": tiles_n,
-            "STAGE_BYTES": self.stage_bytes(tiles_n),
-            "SMALL_GRAIN": int(self._small_shared_memory),
+            "STAGE_BYTES": self.stage_bytes(tiles_n, shape),
+            "SMALL_GRAIN": int(self._small_shared_memory or self._grain_of(shape) == WARPS),
             "FORMAT": formats.query_key,
             "VALUE_FORMAT": formats.value,
             "OUTPUT_FORMAT": formats.output,
@@ -624,8 +648,8 @@ class Plan:
             "O_SPLIT": self.output.split,
             "O_ALONE": int(self._multiplied_alone(self.output)),
             "DOWN_SPLIT": used_experts(spec.experts) if spec.experts else self.down.split,
-            "ACTIVATION_TAGS": int(self._tags_activations()),
-            "QUERY_TAGS": int(self._sends_queries() and not sparse),
+            "ACTIVATION_TAGS": int(self._tags_activations(shape)),
+            "QUERY_TAGS": int(self._sends_queries(shape) and not sparse),
             "QK_NORM": int(spec.qk_norm),
             "NORM_EPS": f"{spec.norm_eps!r}f",
             "KV_BYTES": self.kv_bytes,
@@ -694,20 +718,24 @@ class Plan:
         macros = self.macros(1)
         return {**{name: macros[name] for name in names}, "KV_BYTES": str(kv_bytes)}
 
+    def _grain_of(self, shape: StepShape) -> int | None:
+        near = self._near_stage if shape == "near" else None
+        return None if near is None else near[1]
+
     def _small_layers(self) -> bool:
         return self.layer_bytes <= _SMALL_LAYER * self.blocks
 
-    def _tags_activations(self) -> bool:
+    def _tags_activations(self, shape: StepShape) -> bool:
         """Whether activations of few rows are tagged: not where the host computes some, whose places would
         keep old tags."""
         if self.spec.experts is not None:
             return self.resident is None
-        return self._small_layers()
+        return shape == "near" or self._small_layers()
 
-    def _sends_queries(self) -> bool:
+    def _sends_queries(self, shape: StepShape) -> bool:
         """Whether queries, keys and values of few rows go directly to the attending blocks; not with 8-bit
         KV, which differs from the projection's output."""
-        small = self._small_layers() or self.spec.experts is not None
+        small = shape == "near" or self._small_layers() or self.spec.experts is not None
         return small and self.kv_precision == "bf16"
 
     @property

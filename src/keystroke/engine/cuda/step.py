@@ -443,8 +443,9 @@ class Stepper:
         p.control = self._control_at[slot]
         p.next = self._control_at[(slot + 1) % _SLOTS]
         p.result = self._result_at[slot]
-        p.x_stride, p.stages, p.ring_offset = bucket.x_stride, bucket.stages, bucket.ring_offset
         shape = "any" if sparse else self.plan.shape(rows, reach)
+        p.x_stride, p.ring_offset = bucket.x_stride, bucket.ring_offset
+        p.stages = self.plan.stages(bucket, shape)
         if self.experts is not None:
             self.experts.wake()
         self._launcher.launch(p, bucket, sparse, shape)

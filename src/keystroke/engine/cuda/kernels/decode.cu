@@ -249,6 +249,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
             case SECOND:
 #if DELTA_LAYERS
               if (delta) {
+                if (DELTA_ASIDE) break;
                 t = rows_of_floats(p.delta_heads + (s64)deltas * 2 * DELTA_VALUE_HEADS * HIDDEN, 2 * DELTA_VALUE_HEADS,
                                    Every{spans[DELTA_ROWS].low, spans[DELTA_ROWS].high});
                 break;

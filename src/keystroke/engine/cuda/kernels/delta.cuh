@@ -44,19 +44,47 @@ DEVICE void put_delta(Worker& w, int delta, int m, int row, float v) {
     logged(w, delta, w.control->sequence[m], w.control->position[m])[row < DELTA_CHANNELS ? row : row - DELTA_VALUES] = kept;
   }
 }
-#ifndef PREFETCH
-#define PREFETCH 0
-#endif
-DEVICE void prefetch_recurrent(Worker& w, int delta);
+// The same for a single row, by a warp of its own while the others multiply: sums of eight parts of the columns, added in their order.
+DEVICE void project_delta_aside(Worker& w, int delta) {
+  constexpr int QUADS = HIDDEN / 4, PART = (QUADS + WARPS - 1) / WARPS, EACH = (PART + 31) / 32;
+  const int lane = w.thread % 32;
+  const uint2* x = (const uint2*)w.operand;
+  for (int e = blockIdx.x; e < 2 * DELTA_VALUE_HEADS; e += gridDim.x) {
+    const float4* weights = (const float4*)(w.p->delta_heads + ((s64)delta * 2 * DELTA_VALUE_HEADS + e) * HIDDEN);
+    float sums[WARPS];
+#pragma unroll
+    for (int part = 0; part < WARPS; ++part) {
+      sums[part] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) {
+        const int at = part * PART + i * 32 + lane;
+        if (i * 32 + lane < PART && at < QUADS) sums[part] = add_quad(sums[part], weights[at], x[at]);
+      }
+    }
+#pragma unroll
+    for (int part = 0; part < WARPS; ++part)
+#pragma unroll
+      for (int mask = 16; mask; mask >>= 1) sums[part] += shuffle_xor(sums[part], mask);
+    float sum = 0.0f;
+#pragma unroll
+    for (int part = 0; part < WARPS; ++part) sum += sums[part];
+    if (lane == 0) put_delta(w, delta, 0, DELTA_IN_ROWS + e, sum * (1.0f / ACTIVATION_SCALE));
+  }
+}
+DEVICE void prefetch_delta_heads(Worker& w, int delta) {
+  constexpr int LINES = HIDDEN / 32;
+  for (int i = w.thread % 32; i < LINES && blockIdx.x < 2 * DELTA_VALUE_HEADS; i += 32)
+    prefetch(w.p->delta_heads + ((s64)delta * 2 * DELTA_VALUE_HEADS + blockIdx.x) * HIDDEN + i * 32);
+}
 DEVICE void project_delta(Worker& w, int delta) {
   const Span span = w.spans[DELTA_SPAN];
-  if (PREFETCH) prefetch_recurrent(w, delta);
   compute_sync();  // the operand is there
   show_early(w, BEFORE_ATTENTION);
   multiply<DeltaIn>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
     put_delta(w, delta, m, unit * 16 + g, low);
     put_delta(w, delta, m, unit * 16 + g + 8, high);
   });
+  if (DELTA_ASIDE) return;
   compute_sync();  // the scratch is free
   // b and a: this block's rows of a narrow matrix of floats, each by all warps.
   const Span rows = w.spans[DELTA_ROWS];
@@ -68,26 +96,6 @@ constexpr int DELTA_PARTS = DELTA_VALUE / DELTA_COLUMNS;
 constexpr int DELTA_EACH = DELTA_KEY / WARPS;                    // dimensions of a key that a warp has
 constexpr int DELTA_MIXED = 2 * DELTA_KEY + DELTA_COLUMNS;       // a row's query, key, and values of the unit
 constexpr int DELTA_TURNS = (DELTA_MIXED + COMPUTE - 1) / COMPUTE;
-DEVICE void prefetch_recurrent(Worker& w, int delta) {
-  const Parameters& p = *w.p;
-  const Control& c = *w.control;
-  const int unit = blockIdx.x;
-  if (unit >= c.sequences * DELTA_VALUE_HEADS * DELTA_PARTS) return;
-  const int part = unit % DELTA_PARTS, head = unit / DELTA_PARTS % DELTA_VALUE_HEADS, s = unit / DELTA_PARTS / DELTA_VALUE_HEADS;
-  const int key_head = DELTA_TILED ? head % DELTA_KEY_HEADS : head / (DELTA_VALUE_HEADS / DELTA_KEY_HEADS);
-  const s64 at = ((s64)c.state[s] * DELTA_LAYERS + delta) * DELTA_VALUE_HEADS + head;
-  for (int i = w.thread; i < DELTA_KEY * DELTA_LANE_COLUMNS; i += COMPUTE)
-    prefetch(p.states + (at * DELTA_KEY + i / DELTA_LANE_COLUMNS) * DELTA_VALUE + part * DELTA_COLUMNS + i % DELTA_LANE_COLUMNS * 32);
-  if (PREFETCH < 2) return;
-  constexpr int LINES = DELTA_MIXED * DELTA_TAPS / 32;  // eight channels in a line
-  for (int i = COMPUTE - 1 - w.thread; i < LINES; i += COMPUTE) {
-    const int k = i * 32 / DELTA_TAPS;
-    const int channel = k < DELTA_KEY       ? key_head * DELTA_KEY + k
-                        : k < 2 * DELTA_KEY ? (DELTA_KEY_HEADS + key_head - 1) * DELTA_KEY + k
-                                            : 2 * DELTA_KEY_HEADS * DELTA_KEY + head * DELTA_VALUE + part * DELTA_COLUMNS + k - 2 * DELTA_KEY;
-    prefetch(p.convolutions + ((s64)delta * DELTA_CHANNELS + channel) * DELTA_TAPS);
-  }
-}
 // Waits for the previous phase after it has asked for the first state.
 DEVICE void recur(Worker& w, int delta) {
   const Parameters& p = *w.p;
@@ -240,6 +248,7 @@ DEVICE void gather_delta(Worker& w, int delta) {
   const float* weights = w.p->delta_norms + delta * DELTA_VALUE + w.lane * EACH;
   const int heads = parts * HEADS_EACH;
   const u32 tag = delta_tag(delta), seen = DELTA_TAGS ? ask_readers(w) : 0;
+  if (DELTA_ASIDE) wait_early_scores(w, BEFORE_ATTENTION);
   if (DELTA_TAGS) compute_sync();  // the operand is no longer needed
   else wait(w);
   for (int at = w.warp; at < heads * w.rows; at += WARPS) {

@@ -94,6 +94,7 @@ DEVICE void score_early(Worker& w, int mine, int number, float* scores) {
   const int part = part_of(w.spans[OUTPUT]), lane = w.thread % 32, j = lane % 4, g = lane / 4;
   const bool scores_some = part >= 0 && mine < EARLY_GROUPS;
   const bool chooses = w.spans[GATE_UP].low < w.spans[GATE_UP].high || w.spans[DOWN].low < w.spans[DOWN].high;
+  int deltas = 0;  // layers so far
   const auto clamped = [&](int m) { return m < w.rows ? m : w.rows - 1; };  // sums of rows that there are not are never read
 #pragma unroll 1
   for (int layer = 0; layer < LAYERS; ++layer) {
@@ -104,7 +105,18 @@ DEVICE void score_early(Worker& w, int mine, int number, float* scores) {
     const float* scales = p.early_scales + layer * 2 * EARLY_STRIDE + mine * 8 + j * 2;  // of this lane's scores, of both matrices
     w.parity = layer & 1;
     float4 sums[TILES];
+#if DELTA_LAYERS
+    const bool aside = DELTA_ASIDE && number == EARLY_WARPS - 1;
+    if (aside && delta) prefetch_delta_heads(w, deltas);
+#endif
     barrier_wait(early_there(w, BEFORE_ATTENTION), w.parity);
+#if DELTA_LAYERS
+    if (aside) {
+      if (delta) project_delta_aside(w, deltas++);
+      warp_sync();
+      if (lane == 0) barrier_arrive(early_done(w, BEFORE_ATTENTION));
+    }
+#endif
     if (scores_some)
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {

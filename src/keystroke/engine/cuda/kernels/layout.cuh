@@ -190,9 +190,7 @@ constexpr int GATE_WIDTH = QUERY_WIDTH;
 #endif
 constexpr bool HYBRID = GATED || DELTA_LAYERS;
 constexpr int KV_LAYERS = LAYERS - DELTA_LAYERS;
-#ifndef DELTA_TAGS
-#define DELTA_TAGS (SINGLE && DELTA_LAYERS > 1)
-#endif
+constexpr bool DELTA_TAGS = SINGLE && DELTA_LAYERS > 1;
 
 struct Parameters {
   const u8* layers;
@@ -305,6 +303,12 @@ struct Routing {
   u16 place[ALL_EXPERTS + 2];             // of each slot: the expert's position in GPU memory
 #endif
 };
+// Whether a single row's b and a of delta nets are computed by the last of the warps for early scores.
+#if EARLY
+constexpr bool DELTA_ASIDE = SINGLE && DELTA_LAYERS && EARLY_WARPS > 1;
+#else
+constexpr bool DELTA_ASIDE = false;
+#endif
 // Of early scores: barriers and numbers, a row's scores, and the block's part of few rows before attention.
 constexpr int EARLY_AT = ROUTING_AT + (MIXTURE ? ((int)sizeof(Routing) + 127) / 128 * 128 : 0);
 constexpr int EARLY_SCORES_AT = EARLY_AT + 128;

@@ -325,74 +325,6 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, const Colu
   warp_sync();
   if (w.lane == 0) barrier_arrive(&w.ready[buffer]);
 }
-#ifndef PAIRS
-#define PAIRS 0
-#endif
-// Two units of which each lies in one stage, side by side: `multiply_unit` for the next and the one after it. The products of one do not
-// wait for those of the other.
-template <class M, class Column>
-DEVICE void multiply_pair(Worker& w, Tail& mine, int index, int left, const Column& column) {
-  constexpr int F = M::format, TURNS = (M::blocks + WARPS - 1) / WARPS;
-  static_assert(M::chunks == 1 && TILES_N == 1, "");
-  ASSUME(w.unit >= 0);
-  float acc[2][2][TILES_N][4];
-  const u16* x[2][TILES_N];
-  const u8* packed[2];
-  int done[2];  // the stage that is free behind each
-#pragma unroll
-  for (int u = 0; u < 2; ++u) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) acc[u][0][0][i] = acc[u][1][0][i] = 0.0f;
-    x[u][0] = w.operand + column(u, 0) + w.warp * block_k(F) + w.j * 8;
-    const int member = M::together > 1 ? (index + u) % M::together : 0;
-    const int stage = w.ring.at.stage;
-    packed[u] = w.ring.stages + stage * STAGE + member * (int)M::unit_bytes;
-    barrier_wait(&w.ring.full[stage], w.ring.at.phase);
-    done[u] = -1;
-    if (M::together <= 1 || member == M::together - 1 || left - u == 0) {
-      done[u] = stage;
-      w.ring.at.advance(w.ring.count);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < TURNS; ++i)
-#pragma unroll
-    for (int u = 0; u < 2; ++u) {
-      const int k = i * WARPS * block_k(F);
-      const bool has = (i + 1) * WARPS <= M::blocks || w.warp < M::blocks - i * WARPS;
-      if ((i + 1) * WARPS <= M::blocks || i > 0) {
-        const u16* mine[TILES_N] = {has ? x[u][0] + k : (const u16*)(w.small + ZEROS_AT) + w.j * 8};
-        multiply_block<F>(packed[u] + ((has ? i * WARPS : 0) + w.warp) * block_bytes(F), w.warp, mine, 0, w.lane, acc[u][i & 1]);
-      } else if (has) {
-        const u16* mine[TILES_N] = {x[u][0] + k};
-        multiply_block<F>(packed[u] + (i * WARPS + w.warp) * block_bytes(F), w.warp, mine, 0, w.lane, acc[u][i & 1]);
-      }
-    }
-#pragma unroll
-  for (int u = 0; u < 2; ++u) {
-    if (adds(w, w.unit + u)) {
-      const float* tail = (const float*)(packed[u] + M::blocks * block_bytes(F)) + (w.lane & 7);
-      mine.scale_low = tail[0]; mine.scale_high = tail[8]; mine.bias_low = tail[16]; mine.bias_high = tail[24];
-    }
-  }
-  warp_sync();
-#pragma unroll
-  for (int u = 0; u < 2; ++u)
-    if (done[u] >= 0 && w.lane == 0) barrier_arrive(&w.ring.empty[done[u]]);
-#pragma unroll
-  for (int u = 0; u < 2; ++u) {
-    const int buffer = w.unit % BUFFERS;
-    float* sums = w.scratch + buffer * REDUCTION;
-    barrier_wait(&w.freed[buffer], (w.unit / BUFFERS & 1) ^ 1);
-    ++w.unit;
-    if (w.j == 0) {
-      sums[w.warp * 16 + w.g] = acc[u][0][0][0] + acc[u][1][0][0];
-      sums[w.warp * 16 + w.g + 8] = acc[u][0][0][2] + acc[u][1][0][2];
-    }
-    warp_sync();
-    if (w.lane == 0) barrier_arrive(&w.ready[buffer]);
-  }
-}
 struct One {
   DEVICE_METHOD float operator()(int, int) const { return 1.0f; }
 };
@@ -428,18 +360,6 @@ DEVICE void add_unit(Worker& w, const Tail& tail, int number, int unit, const Fi
 template <class M, class Column, class Finish, class BiasShare = One>
 DEVICE void multiply(Worker& w, int low, int high, const Column& column, const Finish& finish, const BiasShare& share = BiasShare{}) {
   Tail tail = {0, 0, 0, 0};
-  if constexpr (PAIRS && SINGLE && M::chunks == 1) {
-    int unit = low, added = low;
-    for (; unit + 1 < high; unit += 2) {
-      multiply_pair<M>(w, tail, unit - low, high - 1 - unit, [&](int u, int m) { return column(unit + u, m); });
-#pragma unroll 1
-      for (; added < unit; ++added) add_unit(w, tail, w.unit - (unit + 2 - added), added, finish, share);
-    }
-    if (unit < high) multiply_unit<M>(w, tail, unit - low, high - 1 - unit, [&](int m) { return column(unit, m); });
-#pragma unroll 1
-    for (; added < high; ++added) add_unit(w, tail, w.unit - (high - added), added, finish, share);
-    return;
-  }
   for (int unit = low; unit < high; ++unit) {
     multiply_unit<M>(w, tail, unit - low, high - 1 - unit, [&](int m) { return column(unit, m); });
     if (unit - LAG >= low) add_unit(w, tail, w.unit - 1 - LAG, unit - LAG, finish, share);

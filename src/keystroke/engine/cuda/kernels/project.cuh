@@ -4,6 +4,10 @@
 DEVICE float activation_value(u16 v) { return HALF ? f16_value(v) : bf16_value(v); }
 // Products of this block's rows (`mine`) of a narrow matrix of floats, of `count` in all, with every row of the operand: put(row, m,
 // product). Every warp has an eighth of the columns.
+DEVICE float add_quad(float sum, const float4& r, const uint2& v) {
+  return sum + (r.x * activation_value((u16)v.x) + r.y * activation_value((u16)(v.x >> 16)) + r.z * activation_value((u16)v.y) +
+                r.w * activation_value((u16)(v.y >> 16)));
+}
 template <class Put>
 DEVICE void for_scores(Worker& w, int count, const Every& mine, const Put& put) {
   constexpr int QUADS = HIDDEN / 4, PART = (QUADS + WARPS - 1) / WARPS;
@@ -19,10 +23,7 @@ DEVICE void for_scores(Worker& w, int count, const Every& mine, const Put& put) 
       for (int i = 0; i < (PART + 31) / 32; ++i) {
         const int at = w.warp * PART + i * 32 + w.lane;
         if (at >= end) continue;
-        const float4 r = weights[at];
-        const uint2 v = x[at];
-        sum += r.x * activation_value((u16)v.x) + r.y * activation_value((u16)(v.x >> 16)) + r.z * activation_value((u16)v.y) +
-               r.w * activation_value((u16)(v.y >> 16));
+        sum = add_quad(sum, weights[at], x[at]);
       }
 #pragma unroll
       for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
