@@ -428,19 +428,16 @@ DEVICE void receive_heads(Worker& w, int layer, const Unit& unit, int first, int
     while (true) {
       u32 off = 0;
 #pragma unroll
-      for (int i = 0; i < SIDE; ++i)
+      for (int i = 0; i < SIDE; ++i) {
 #pragma unroll
-        for (int e = 0; e < HEAD_EACH; ++e) {
-          low[i][e] = high[i][e] = sent_tag(w);
-          if (!has(i)) continue;
-          low[i][e] = relaxed_load(from[i] + e);
-          high[i][e] = relaxed_load(from[i] + HEAD_DIM / 2 + e);
-        }
+        for (int e = 0; e < HEAD_EACH; ++e) low[i][e] = high[i][e] = sent_tag(w);
+        if (!has(i)) continue;
+        ask(from[i], low[i]);
+        ask(from[i] + HEAD_DIM / 2, high[i]);
+      }
 #pragma unroll
-      for (int i = 0; i < SIDE; ++i)
-#pragma unroll
-        for (int e = 0; e < HEAD_EACH; ++e) off |= (low[i][e] ^ sent_tag(w)) | (high[i][e] ^ sent_tag(w));
-      if (!(off & 3)) break;
+      for (int i = 0; i < SIDE; ++i) off |= off_tags(low[i], sent_tag(w)) | off_tags(high[i], sent_tag(w));
+      if (!off) break;
       spin();
     }
     warp_sync();

@@ -149,17 +149,14 @@ DEVICE void recur(Worker& w, int delta) {
       const u32* log = (const u32*)logged(w, delta, s, position);
       const u32* inputs = sent ? p.delta_sent : log;
       const u32* factors = (sent ? p.delta_sent + DELTA_IN_ROWS : log + DELTA_CHANNELS) + head;  // b, then a
-      float sums[DELTA_TURNS];
+      float before[DELTA_TURNS][DELTA_TAPS - 1];  // asked for first, used last: no load waits for another
 #pragma unroll
-      for (int turn = 0; turn < DELTA_TURNS; ++turn) {
-        sums[turn] = 0.0f;
-        if (!within(w, turn, DELTA_MIXED)) continue;
+      for (int turn = 0; turn < DELTA_TURNS; ++turn)
 #pragma unroll
         for (int t = 0; t < DELTA_TAPS - 1; ++t) {
           const int at = position - (DELTA_TAPS - 1) + t;
-          if (at >= 0) sums[turn] = fmaf(taps[turn][t], load4(logged(w, delta, s, at) + channels[turn]), sums[turn]);
+          before[turn][t] = at >= 0 && within(w, turn, DELTA_MIXED) ? load4(logged(w, delta, s, at) + channels[turn]) : 0.0f;
         }
-      }
       u32 raw[DELTA_TURNS + 2];
       while (true) {
 #pragma unroll
@@ -173,8 +170,12 @@ DEVICE void recur(Worker& w, int delta) {
       if (row == 0 && unit == blockIdx.x) mark(w);
 #pragma unroll
       for (int turn = 0; turn < DELTA_TURNS; ++turn)
-        if (within(w, turn, DELTA_MIXED))
-          mixed[turn * COMPUTE + w.thread] = silu(fmaf(taps[turn][DELTA_TAPS - 1], untagged(raw[turn]), sums[turn]));
+        if (within(w, turn, DELTA_MIXED)) {
+          float sum = 0.0f;
+#pragma unroll
+          for (int t = 0; t < DELTA_TAPS - 1; ++t) sum = fmaf(taps[turn][t], before[turn][t], sum);
+          mixed[turn * COMPUTE + w.thread] = silu(fmaf(taps[turn][DELTA_TAPS - 1], untagged(raw[turn]), sum));
+        }
       const float take = quotient(1.0f, 1.0f + __expf(-untagged(raw[DELTA_TURNS])));
       const float step = untagged(raw[DELTA_TURNS + 1]) + bias;
       const float keep = expf(rate * (step > 20.0f ? step : log1pf(expf(step))));
