@@ -55,7 +55,9 @@ class EmulatedLauncher:
         if kernel is None:
             kernel = self._kernels[key] = _build(self._plan.macros(*key), self._plan.target)
         shared = self._plan.target.shared_bytes
-        assert bucket.ring_offset + parameters.stages * self._plan.stage_bytes(bucket.tiles_n, shape) <= shared
+        assert (
+            bucket.ring_offset + parameters.stages * self._plan.stage_bytes(bucket.tiles_n, shape) <= shared
+        )
         kernel.stall(self.stalls)
         fault = _launch(kernel, parameters, self.blocks, shared)
         assert fault != 1, "the kernel's threads wait for each other"

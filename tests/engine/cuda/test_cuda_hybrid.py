@@ -146,7 +146,7 @@ def test_a_step_that_ran_ahead_and_is_not_used_changes_no_token() -> None:
 
 
 def strolled(engine: CudaEngine, seed: int, moves: int) -> list[list[int]]:
-    """Texts of three sessions and forks that write alone, with drafts, together, and take back what they wrote."""
+    """Texts of three sessions and forks that write alone, with drafts and together, and take words back."""
     dice = random.Random(seed)
     sessions = [engine.session() for _ in range(3)]
     for at, session in enumerate(sessions):

@@ -99,7 +99,7 @@ def test_codes_stand_for_what_the_file_means(kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize("split", [1, 2, 4])
 @pytest.mark.parametrize(
     ("kind", "packed"),
     [
@@ -111,9 +111,11 @@ def test_codes_stand_for_what_the_file_means(kind: str) -> None:
     ],
 )
 def test_packed_codes_come_back_rounded_once(kind: str, packed: int, split: int) -> None:
-    blocks = random_blocks(kind, 32, 512)
+    """Parts of 128 columns are half of what two numbers of a Q4_K row stand for."""
+    columns = 1024 if packed == FOUR_K else 512
+    blocks = random_blocks(kind, 32, columns)
     truth = torch.from_numpy(widened(kind, blocks)).float()
-    matrix = Matrix(2, split, 512 // split, packed)
+    matrix = Matrix(2, split, columns // split, packed)
     body = pack(shift_zero(read_codes(torch.from_numpy(blocks), kind), packed), None, plain_order(32), matrix)
     assert body.numel() == matrix.bytes
     found = unpack(body, None, matrix, 32)

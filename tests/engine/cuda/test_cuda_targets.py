@@ -240,7 +240,7 @@ def test_recurrent_states_leave_room_for_a_context(size: int) -> None:
     slots = state_slots(plan, left, memory)
     assert plan.max_rows <= slots <= MAX_BATCH
     assert (slots == MAX_BATCH) == (size == 80)
-    left -= slots * plan.state_bytes
+    left -= plan.state_bytes(slots)
     assert kv_token_capacity(plan, left, memory, context_bytes(plan)) >= 16_384
 
 

@@ -224,8 +224,8 @@ class CudaSession(HostSession):
     def apply_step(
         self, computed: Sequence[int], chosen: Sequence[int], accepted: int, *, alone: bool
     ) -> None:
-        """Record a finished step: KV of `computed` is stored, `chosen` are the new tokens. `alone`: it had one
-        row in all."""
+        """Record a finished step: KV of `computed` is stored, `chosen` are the new tokens. `alone`: it had
+        one row in all."""
         base, start = len(self._tokens), self._resident
         del self._held[start:]
         self._held.extend(computed)
