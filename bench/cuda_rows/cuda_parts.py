@@ -544,10 +544,11 @@ PARTS = {
         (decode, verify, together, partial(decode, context=8192), first_token, prefill),
         peer=True,
     ),
+    "1.5b-stored": Part(QWEN_1_5B, (decode, verify), "stored"),  # as files of Q4_K_M are made
     "7b": Part(QWEN_7B, (decode, verify), peer=True),
     "7b-int8": Part(QWEN_7B, (decode, verify), "int8"),
     "7b-int4": Part(QWEN_7B, (decode, verify), "int4"),
-    "7b-stored": Part(QWEN_7B, (decode, verify), "stored"),  # as files of Q4_K_M are made
+    "7b-stored": Part(QWEN_7B, (decode, verify), "stored"),
     # Random routers choose experts as evenly as can be: rows of a step share fewer than trained ones would.
     "moe-30b": Part(
         QWEN3_CODER_30B,
