@@ -14,7 +14,7 @@ import transformers
 from cuda_emulator import EmulatedLauncher
 from cuda_models import CPU, dense_tensors, tiny_engine, tiny_spec, tiny_tensors, tiny_weights
 
-from keystroke.engine.base import Sampling, StepRequest
+from keystroke.engine.base import Sampling, Session, StepRequest
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec, ModelSpec
 from keystroke.engine.cuda import states
@@ -148,7 +148,7 @@ def test_a_step_that_ran_ahead_and_is_not_used_changes_no_token() -> None:
 def strolled(engine: CudaEngine, seed: int, moves: int) -> list[list[int]]:
     """Texts of three sessions and forks that write alone, with drafts and together, and take words back."""
     dice = random.Random(seed)
-    sessions = [engine.session() for _ in range(3)]
+    sessions: list[Session] = [engine.session() for _ in range(3)]
     for at, session in enumerate(sessions):
         session.extend(text(5 + 3 * at))
     for _ in range(moves):

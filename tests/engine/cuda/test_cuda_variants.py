@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from cuda_emulator import EmulatedLauncher
 from cuda_models import tiny_spec
 
 from bench import kernel_variants
+from keystroke.engine.checkpoint.spec import DeltaSpec
 
 SPEAKS = "print(1); print(2, flush=True); import time; time.sleep({})"
 
@@ -70,9 +72,13 @@ def test_phases_are_means_and_slowest_blocks_without_the_first_layer() -> None:
     spent[:, 0] = 1000
     spent[1, :, 7] = 5
     readings = torch.cat((torch.zeros(2, 1, dtype=torch.int64), spent.reshape(2, -1).cumsum(1)), 1)
-    found = kernel_variants.phases(readings, kernel_variants.PHASES)
+    spec = tiny_spec(layers=3)
+    found = kernel_variants.phases(readings, kernel_variants.KernelPart(spec, ()))
     assert found["7 gate/up"] == [3, 5]
     assert all(value == [1, 1] for name, value in found.items() if name != "7 gate/up")
+    hybrid = replace(spec, delta=DeltaSpec(frozenset({0, 2}), 1, 2, 32, 64, 4))
+    apart = kernel_variants.phases(readings, kernel_variants.KernelPart(hybrid, ()))
+    assert apart == {**found, **{f"delta net: {name}": value for name, value in found.items()}}
 
 
 def test_a_process_that_falls_silent_is_ended_and_what_it_said_is_kept(
