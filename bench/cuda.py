@@ -16,7 +16,7 @@ anything was.
     python -m bench.cuda                   every part; bench/cuda_rows holds them
     python -m bench.cuda moe-host          experts in host memory, by the GPU's memory
     python -m bench.cuda moe-30b-120k      8-bit keys and values, and attention to a part of the context
-    python -m bench.cuda 135m 7b-int4      some of: 135m 1.5b 1.5b-stored 7b 7b-stored 120k serve-135m ... edit
+    python -m bench.cuda 135m 7b-int4      some of: 135m 1.5b-stored 7b 7b-stored 120k serve-135m ... edit
     python -m bench.cuda 1.5b 1.5b-sm_80 1.5b-sm_86 7b-int4-sm_86     this GPU run as an older kind beside it
         --model PATH    a folder or GGUF file with real weights, for the edit, coder-new, coder-repeat and
                         coder-quality (what fewer bits, drafts, 8-bit keys and sparse attention cost)
