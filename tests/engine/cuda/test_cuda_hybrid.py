@@ -221,19 +221,27 @@ def test_a_snapshot_serves_a_rollback_and_another_session() -> None:
         assert engine.stats().cached_bytes > 0
 
 
-def test_sequences_that_share_too_few_slots_read_again() -> None:
+@pytest.mark.parametrize("slots", [1, 2])
+def test_sequences_that_share_too_few_slots_read_again(slots: int) -> None:
     weights = tiny_weights(hybrid())
-    with CudaEngine(weights, EmulatedLauncher(weights.plan), 1024, slots=1) as engine:
-        prompts = [text(5), text(9)[3:]]
-        alone = [plain(engine, prompt, 3) for prompt in prompts]
-        sessions = [engine.session() for _ in prompts]
+    with CudaEngine(weights, EmulatedLauncher(weights.plan), 1024, slots=slots) as engine:
+        prompts = [text(5), text(9)[3:], [12]]
+        alone = [plain(engine, prompt, 5) for prompt in prompts]
+        sessions: list[Session] = [engine.session() for _ in prompts]
         for session, prompt in zip(sessions, prompts, strict=True):
             session.extend(prompt)
-        found: list[list[int]] = [[], []]
-        for _ in range(3):
+        found: list[list[int]] = [[] for _ in prompts]
+        for _ in range(2):
             for session, tokens in zip(sessions, found, strict=True):
                 tokens += session.step().tokens
-        assert found == alone
+        for _ in range(2):
+            for step, tokens in zip(
+                engine.step_many([StepRequest(each) for each in sessions]), found, strict=True
+            ):
+                tokens += step.tokens
+        fork = sessions[0].fork()
+        assert list(fork.step().tokens) == list(sessions[0].step().tokens) == alone[0][4:]
+        assert found == [tokens[:4] for tokens in alone]
 
 
 def test_what_a_hybrid_cannot_have_is_refused() -> None:

@@ -92,6 +92,12 @@ DEEP_HYBRID = replace(
     delta=DeltaSpec(frozenset({0, 2, 4}), 1, 2, 32, 64, 4),
     experts=ExpertsSpec(32, 4, 64),
 )
+ONE_NET = replace(
+    DEEP_HYBRID,
+    layers=4,
+    delta=DeltaSpec(frozenset({1}), 2, 4, 32, 64, 4),
+    experts=ExpertsSpec(32, 4, 64, shared=64, shared_gate=True),
+)
 
 
 @pytest.mark.slow
@@ -119,6 +125,27 @@ def test_warps_that_are_held_back_change_nothing(spec: ModelSpec, blocks: int) -
                 logits.append(engine._stepper.logits[0].clone())
     assert all(map(torch.equal, found[True], found[False]))
     assert not torch.equal(found[True][0], found[True][1])
+
+
+def test_what_a_warp_of_its_own_computes_is_waited_for() -> None:
+    """Early scores by three warps of a block, and a single delta net, which passes nothing with tags."""
+    weights = tiny_weights(ONE_NET, "int8", blocks=3)
+    assert weights.plan.early_scores is not None
+    assert weights.plan.early_scores.warps > 1
+    launcher = EmulatedLauncher(weights.plan)
+    found = []
+    for launcher.single in (False, True, True, True):
+        launcher.stalls = 0
+        with CudaEngine(weights, launcher, 1024) as engine, engine.session() as session:
+            session.extend([(7 * i) % 203 for i in range(20)])
+            session.step(sampling=PROBE)
+            launcher.stalls = 25 if launcher.single else 0
+            logits = []
+            for _ in range(6):
+                session.step(sampling=PROBE)
+                logits.append(engine._stepper.logits[0].clone())
+            found.append(torch.stack(logits))
+    assert all(torch.equal(found[0], each) for each in found[1:])
 
 
 @pytest.mark.slow

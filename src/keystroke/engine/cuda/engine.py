@@ -203,10 +203,15 @@ class CudaEngine(Engine):
             raise UsageError("a session can take part in a step only once")
         for session in sessions:
             session.check_ready()
-            session.read_appended()
         steps: list[Step] = []
-        for parts in self._groups(requests):
-            steps += self._step_group(parts, sole=len(parts) == len(requests))
+        for first in range(0, len(requests), self.max_batch):
+            together = slice(first, first + self.max_batch)
+            for session in sessions[together]:
+                session.keep_state()
+            for session in sessions[together]:
+                session.read_appended()
+            for parts in self._groups(requests[together]):
+                steps += self._step_group(parts, sole=len(parts) == len(requests))
         return steps
 
     def guess(self, tokens: Sequence[int], *, wanted: bool = True) -> Guess | None:
@@ -373,7 +378,7 @@ class CudaEngine(Engine):
             session = self._session_of(request)
             part = _Part(request, session, *session.rows(request.draft, most), self._budget(session))
             size = len(part.pending) + len(part.draft)
-            if not groups or used + size > most or len(groups[-1]) == MAX_BATCH:
+            if not groups or used + size > most:
                 groups.append([])
                 used = 0
             groups[-1].append(part)

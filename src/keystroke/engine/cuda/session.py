@@ -237,6 +237,11 @@ class CudaSession(HostSession):
         self._tokens.extend(chosen)
         self._resident = base + accepted
 
+    def keep_state(self) -> None:
+        """Call for all sessions of a step first, so that none of them loses its state to another."""
+        if self._state is not None:
+            self._state.touch()
+
     def prepare_state(self) -> tuple[int, int]:
         """The slot of the recurrent state for the next step, and how many rows it lacks."""
         return (0, 0) if self._state is None else self._state.prepare(self._held, self._resident)

@@ -163,6 +163,10 @@ class SequenceState:
             self._turned = not self._turned
             self.position, self._logged, self._ahead = self.position + 1, self._logged - 1, False
 
+    def touch(self) -> None:
+        if self._slot is not None:
+            self._pool.touch(self._slot)
+
     def reach(self, held: Sequence[int], length: int) -> int:
         """The largest position up to `length` from which `prepare` can go on; `held` are the tokens that were
         read."""
@@ -176,7 +180,7 @@ class SequenceState:
         if self._slot is None:
             self._slot = self._pool.acquire(self._owner)
             self._settle(start + 1, 0)  # nothing is there
-        self._pool.touch(self._slot)
+        self.touch()
         self._go_ahead(start)
         self._ahead = False  # the run changes one of the two
         if not self.position <= start <= self.position + self._logged:
@@ -216,9 +220,9 @@ class SequenceState:
         self._settle(0, 0)
 
     def copy_to(self, other: SequenceState) -> None:
-        if self._slot is None:
+        if self._slot is None or self._pool.slots < 2:  # nothing to copy, or no room beside it
             return
-        self._pool.touch(self._slot)
+        self.touch()
         other._slot = self._pool.acquire(other._owner)
         self._pool.copy(self._state, other._state)
         other._settle(self.position, self._logged)

@@ -171,6 +171,7 @@ DEVICE void score_early(Worker& w, int mine, int number, float* scores) {
           add_parts(p, 0, quad * 4, tag, sum);
           *(float4*)(scores + quad * 4) = make_float4(sum[0], sum[1], sum[2], sum[3]);
         }
+        warp_sync();
         early_sync();
       }
       if (number > 0) continue;

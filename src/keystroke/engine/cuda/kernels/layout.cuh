@@ -303,9 +303,10 @@ struct Routing {
   u16 place[ALL_EXPERTS + 2];             // of each slot: the expert's position in GPU memory
 #endif
 };
-// Whether a single row's b and a of delta nets are computed by the last of the warps for early scores.
+// Whether a single row's b and a of delta nets are computed by the last of the warps for early scores: only their tags say that they
+// are there.
 #if EARLY
-constexpr bool DELTA_ASIDE = SINGLE && DELTA_LAYERS && EARLY_WARPS > 1;
+constexpr bool DELTA_ASIDE = DELTA_TAGS && EARLY_WARPS > 1;
 #else
 constexpr bool DELTA_ASIDE = false;
 #endif

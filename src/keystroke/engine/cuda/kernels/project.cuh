@@ -5,8 +5,8 @@ DEVICE float activation_value(u16 v) { return HALF ? f16_value(v) : bf16_value(v
 // Products of this block's rows (`mine`) of a narrow matrix of floats, of `count` in all, with every row of the operand: put(row, m,
 // product). Every warp has an eighth of the columns.
 DEVICE float add_quad(float sum, const float4& r, const uint2& v) {
-  return sum + (r.x * activation_value((u16)v.x) + r.y * activation_value((u16)(v.x >> 16)) + r.z * activation_value((u16)v.y) +
-                r.w * activation_value((u16)(v.y >> 16)));
+  const float first = fmaf(r.y, activation_value((u16)(v.x >> 16)), r.x * activation_value((u16)v.x));
+  return sum + fmaf(r.w, activation_value((u16)(v.y >> 16)), fmaf(r.z, activation_value((u16)v.y), first));
 }
 template <class Put>
 DEVICE void for_scores(Worker& w, int count, const Every& mine, const Put& put) {
