@@ -117,10 +117,14 @@ def bytes_beside_experts(plan: Plan, total: int, kv_tokens: int | None = None) -
     spec, experts = plan.spec, plan.spec.experts
     assert experts is not None
     tokens = min(spec.context_length, _TOKENS_BESIDE_EXPERTS) if kv_tokens is None else kv_tokens
-    context = tokens * context_bytes(plan) * 10 // 9
-    states = _fewest_state_bytes(plan)
     without = replace(plan, resident=0)
-    return weight_bytes(without) + _prompt_room(without, total) + states + context
+    return weight_bytes(without) + _prompt_room(without, total) + _sequence_bytes(plan, tokens)
+
+
+def _sequence_bytes(plan: Plan, tokens: int) -> int:
+    """Memory for so many tokens of context, of which a ninth more is left free, and the fewest recurrent
+    states."""
+    return tokens * context_bytes(plan) * 10 // 9 + _fewest_state_bytes(plan)
 
 
 def fit_plan(
@@ -146,8 +150,8 @@ def fit_plan(
 
 def _lack(plan: Plan, free: int, total: int, tokens: int, most: int | None) -> int:
     """How many bytes too many all experts are beside so many tokens of context."""
-    context = tokens * context_bytes(plan) * 10 // 9 + _fewest_state_bytes(plan)
-    lack = weight_bytes(plan) + _least_prompt_room(plan, total) + context - free
+    need = weight_bytes(plan) + _least_prompt_room(plan, total) + _sequence_bytes(plan, tokens)
+    lack = need - free
     experts = plan.spec.experts
     if most is not None and experts is not None:
         lack = max(lack, expert_bytes(plan) * experts.count - most)

@@ -154,12 +154,10 @@ DEVICE void combine_near(Worker& w, int layer, int pairs, const Pairs& place) {
       spin();
       ask(gates, gate);
     }
+    const auto result = [&](int e) { return GATED ? sum[e] * untagged(gate[e]) : sum[e]; };
     if (half == 0)
 #pragma unroll
-      for (int e = 0; e < DIMS; e += 2) {
-        if (GATED) leave(w, to, d + e, pack_activation(sum[e] * untagged(gate[e]), sum[e + 1] * untagged(gate[e + 1])));
-        else leave(w, to, d + e, pack_activation(sum[e], sum[e + 1]));
-      }
+      for (int e = 0; e < DIMS; e += 2) leave(w, to, d + e, pack_activation(result(e), result(e + 1)));
   }
   if (!GUARDED && !waited) wait_for_partials(w);
 }

@@ -20,7 +20,7 @@
 #if DELTA_LAYERS
 DEVICE bool is_delta(int layer) { return layer_bit(layer, DELTA_LOW, DELTA_HIGH); }
 DEVICE float silu(float v) { return quotient(v, 1.0f + __expf(-v)); }
-DEVICE u32 delta_tag(int delta) { return delta == DELTA_LAYERS - 1 ? 3 : 1 + (delta & 1); }
+DEVICE u32 delta_tag(int delta) { return tag_of(delta, DELTA_LAYERS); }
 
 // The sequence that a state belongs to; whether a step stores the state behind it too, and where.
 DEVICE int slot_of(const Parameters& p, int state) { return state < p.state_slots ? state : state - p.state_slots; }

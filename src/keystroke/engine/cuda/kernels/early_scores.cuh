@@ -71,7 +71,7 @@ DEVICE void add_parts(const Parameters& p, int m, int from, u32 tag, float (&sco
   while (true) {
     u32 off = 0;
 #pragma unroll
-    for (int part = 0; part < O_SPLIT; ++part) load_scores<N, true>(parts + part * EARLY_STRIDE, raw[part]);
+    for (int part = 0; part < O_SPLIT; ++part) ask(parts + part * EARLY_STRIDE, raw[part]);
 #pragma unroll
     for (int part = 0; part < O_SPLIT; ++part)
 #pragma unroll
